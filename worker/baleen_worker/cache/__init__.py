@@ -1,0 +1,1 @@
+"""Pages: who holds which (`pages`), and what is in them (`storage`)."""

@@ -1,0 +1,66 @@
+"""What a client asked for, as the engine sees it. Owns no state: a request never changes after it is submitted.
+
+These structs are also what the head sends to the rank (msgspec, array-like), so their field order is a wire format
+between two processes of one installation, never between versions.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+# (Connect stream of the head, key on that stream): unique for the life of the worker, because the head never reuses
+# a stream number and a gateway never reuses a key. Offline use is stream 0.
+RequestId = tuple[int, int]
+
+
+class FinishReason(enum.IntEnum):
+    """Why a request ended; the numbers are those of `baleen.worker.v1.FinishReason`."""
+
+    STOP = 1
+    LENGTH = 2
+    ABORT = 3
+
+
+class ErrorCode(enum.IntEnum):
+    """Why a request failed; the numbers are those of `baleen.worker.v1.ErrorCode`."""
+
+    INVALID_ARGUMENT = 1
+    UNIMPLEMENTED = 2
+    INTERNAL = 3
+    UNAVAILABLE = 4
+    RESOURCE_EXHAUSTED = 5
+    DEADLINE_EXCEEDED = 6
+
+
+class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
+    """How to choose tokens; every default is the neutral value.
+
+    `logprobs` and `prompt_logprobs`: None for none, else how many alternatives to list beside the token itself.
+    `max_tokens` 0 computes the prompt and samples nothing, which scores it.
+    `stop_token_ids` already holds the model's end-of-sequence ids unless the request ignores them.
+    `seed` is always set: the gateway or the head draws one where the client gave none.
+    """
+
+    max_tokens: int
+    seed: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True):
+    """One prompt to be continued once. `request_id` and `attempt` identify it across processes, for logs and leases."""
+
+    id: RequestId
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    request_id: bytes = b""
+    attempt: int = 0
+    priority: int = 0
+    deadline_ms: int | None = None
