@@ -25,7 +25,7 @@ INIT = '''"""Generated from proto/ by `python proto/generate.py`; never edited b
 
 def render() -> dict[str, bytes]:
     """Contents of every file of the package, by file name."""
-    from grpc_tools import protoc  # noqa: PLC0415 - `--help` works without it
+    from grpc_tools import protoc  # here, so that --help works without it
 
     with tempfile.TemporaryDirectory() as scratch:
         status: int = protoc.main(
@@ -56,8 +56,10 @@ def main() -> int:
     stale = [name for name, data in files.items() if not _holds(TARGET / name, data)]
     if arguments.check:
         for name in stale:
-            print(f"error: {(TARGET / name).relative_to(PROTO_ROOT.parent)} is stale: run python proto/generate.py",
-                  file=sys.stderr)
+            print(
+                f"error: {(TARGET / name).relative_to(PROTO_ROOT.parent)} is stale: run python proto/generate.py",
+                file=sys.stderr,
+            )
         return 1 if stale else 0
     TARGET.mkdir(parents=True, exist_ok=True)
     for name in stale:

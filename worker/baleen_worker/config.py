@@ -1,0 +1,214 @@
+"""What a worker was asked to do: the command line, checked once and then frozen.
+
+`parse` turns arguments into a `LaunchConfig`; everything after it reads plain fields. Flags of the SGLang launch
+command that mean something here are taken under their own names; the rest of that guide's flags are in
+`launch_flags.py`, each with the values it may have or the reason why it is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from baleen_worker import launch_flags
+
+PAGE_SIZE_TOKENS = 64
+
+DTYPES = ("auto", "float32", "bfloat16")
+DEVICES = ("auto", "cpu", "cuda")
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
+RUNNERS = ("model", "fake")
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "fp8_e4m3")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+class ConfigError(ValueError):
+    """The command line asks for something that cannot be done; the message is one sentence for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class FakeConfig:
+    """Behaviour of `--runner fake`, for tests and measurements of everything around the model."""
+
+    step_ms: float = 0.0
+    poison_token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """What the rank process needs: model, device, memory and schedule. Equal on every rank.
+
+    `max_total_tokens` bounds the pages; without it they fill `mem_fraction_static` of the device's memory.
+    `chunked_prefill_size` is the token budget of one step, decodes included; -1 computes any prompt in one step.
+    `context_length` only lowers the model's own.
+    """
+
+    model_dir: Path
+    dtype: str = "auto"
+    device: str = "auto"
+    load_format: str = "auto"
+    kv_cache_dtype: str = "auto"
+    max_total_tokens: int | None = None
+    mem_fraction_static: float = 0.85
+    max_running_requests: int = 256
+    max_queued_requests: int = 4096
+    chunked_prefill_size: int = 2048
+    context_length: int | None = None
+    page_size: int = PAGE_SIZE_TOKENS
+    seed: int = 0
+    runner: str = "model"
+    fake: FakeConfig = FakeConfig()
+    log_level: str = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """What only the head process needs: where it listens and how it is supervised."""
+
+    host: str = "127.0.0.1"
+    port: int = 30001
+    model_id: str = ""
+    supervised: bool = False
+    metrics_port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchConfig:
+    head: HeadConfig
+    worker: WorkerConfig
+
+
+def parse(arguments: Sequence[str]) -> LaunchConfig:
+    """Checked configuration. Raises ConfigError; `--help` prints and exits as argparse does."""
+    values = vars(_parser().parse_args(list(arguments)))
+    model_dir = _model_dir(values)
+    worker = WorkerConfig(
+        model_dir=model_dir,
+        dtype=values["dtype"],
+        device=values["device"],
+        load_format=values["load_format"],
+        kv_cache_dtype=values["kv_cache_dtype"],
+        max_total_tokens=values["max_total_tokens"],
+        mem_fraction_static=values["mem_fraction_static"],
+        max_running_requests=values["max_running_requests"],
+        max_queued_requests=values["max_queued_requests"],
+        chunked_prefill_size=values["chunked_prefill_size"],
+        context_length=values["context_length"],
+        seed=values["seed"],
+        runner=values["runner"],
+        fake=FakeConfig(step_ms=values["fake_step_ms"], poison_token_id=values["fake_poison_token_id"]),
+        log_level=values["log_level"],
+    )
+    head = HeadConfig(
+        host=values["host"],
+        port=values["port"],
+        model_id=values["served_model_name"] or model_dir.resolve().name,
+        supervised=values["supervised"],
+        metrics_port=values["metrics_port"],
+    )
+    return LaunchConfig(head=head, worker=worker)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a bad command line as an exception, so that one place decides how a failed start looks."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m baleen_worker",
+        description="Serve one model to gateways over gRPC.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("model_dir", nargs="?", type=Path, metavar="MODEL_DIR", help="folder with config.json and safetensors files")
+    add("--model", "--model-path", dest="model_flag", type=Path, metavar="DIR", help="the same, as a flag")
+    add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    add("--port", type=_integer(0, 65535), default=30001, help="port to listen on, 0 for a free one (default 30001)")
+    add("--served-model-name", metavar="NAME", help="model id to announce (default: last part of MODEL_DIR)")
+    add("--supervised", action="store_true", help="report as JSON lines on stdout and exit when stdin closes")
+    add("--log-level", choices=LOG_LEVELS, default="info", type=str.lower)
+    add("--metrics-port", type=_integer(1, 65535), metavar="PORT", help="serve Prometheus metrics on this port too")
+
+    add = parser.add_argument_group("model").add_argument
+    add("--dtype", choices=DTYPES, default="auto", help="auto: float32 on CPU, bfloat16 on GPU")
+    add("--device", choices=DEVICES, default="auto")
+    add("--load-format", choices=LOAD_FORMATS, default="auto", help="dummy: random weights, no files read")
+    add("--seed", "--random-seed", type=_integer(0, 2**63 - 1), default=0, help="seed of dummy weights")
+    add("--context-length", type=_integer(1), metavar="TOKENS", help="lower the model's context length")
+
+    add = parser.add_argument_group("memory and schedule").add_argument
+    add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", type=_kv_cache_dtype)
+    add("--max-total-tokens", type=_integer(PAGE_SIZE_TOKENS), metavar="TOKENS", help="capacity of the page pool")
+    add("--mem-fraction-static", type=_fraction, default=0.85, help="device memory for weights and pages")
+    add("--max-running-requests", type=_integer(1, 4096), default=256)
+    add("--max-queued-requests", type=_integer(1), default=4096, help="waiting requests before new ones are refused")
+    add(
+        "--chunked-prefill-size",
+        type=_chunked_prefill_size,
+        default=2048,
+        metavar="TOKENS",
+        help="token budget of one step, decodes included; a multiple of 64, or -1 for whole prompts (default 2048)",
+    )
+
+    add = parser.add_argument_group("tests and measurements").add_argument
+    add("--runner", choices=RUNNERS, default="model", help="fake: checked deterministic tokens, no model")
+    add("--fake-step-ms", type=float, default=0.0, metavar="MS", help="how long a step of the fake runner takes")
+    add("--fake-poison-token-id", type=_integer(0), metavar="ID", help="the fake runner raises at this prompt token")
+
+    launch_flags.add_to(parser)
+    return parser
+
+
+def _model_dir(values: dict[str, Any]) -> Path:
+    positional, flag = values["model_dir"], values["model_flag"]
+    if positional is not None and flag is not None and positional != flag:
+        raise ConfigError(f"the model is named twice, as {positional} and as {flag}: keep one")
+    chosen: Path | None = positional if positional is not None else flag
+    if chosen is None:
+        raise ConfigError("no model named: give MODEL_DIR, a folder with config.json")
+    if not chosen.is_dir():
+        raise ConfigError(f"{chosen} is not a folder: MODEL_DIR is a folder with config.json and safetensors files")
+    return chosen
+
+
+def _integer(minimum: int, maximum: int | None = None) -> Any:
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if value < minimum or (maximum is not None and value > maximum):
+            bounds = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+            raise argparse.ArgumentTypeError(f"{value} is out of range: it must be {bounds}")
+        return value
+
+    return convert
+
+
+def _fraction(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0.0 < value < 1.0:
+        raise argparse.ArgumentTypeError(f"{text} is out of range: it must lie between 0 and 1")
+    return value
+
+
+def _chunked_prefill_size(text: str) -> int:
+    value = _integer(-1)(text)
+    if value != -1 and (value == 0 or value % PAGE_SIZE_TOKENS != 0):
+        raise argparse.ArgumentTypeError(
+            f"{value} is not a multiple of the page size: give a positive multiple of {PAGE_SIZE_TOKENS}, or -1"
+        )
+    return value
+
+
+def _kv_cache_dtype(text: str) -> str:
+    return {"bf16": "bfloat16", "fp32": "float32", "fp8": "fp8_e4m3"}.get(text, text)

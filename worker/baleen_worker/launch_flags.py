@@ -1,0 +1,211 @@
+"""Flags of the SGLang launch guide that need no field of ours: one table, one row a flag.
+
+A row either lists the values that describe what this worker does anyway (the flag is then accepted, and says so in
+`--help`), or gives the sentence with which it is refused. Both the older `--nsa-*` and the newer `--dsa-*` spellings
+are rows. Owns no behaviour: a flag with an effect is in `config.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFlag:
+    """`takes_value` False: a switch. `accepts`: values that hold here; empty and not `any_value`: always refused.
+
+    `why` is cause and mend, for `--help` or for the refusal.
+    """
+
+    names: tuple[str, ...]
+    why: str
+    takes_value: bool = True
+    accepts: tuple[str, ...] = ()
+    any_value: bool = False
+
+    @property
+    def refused(self) -> bool:
+        """Whether no use of the flag is accepted."""
+        return not self.accepts and not self.any_value
+
+
+def _switch(name: str, why: str) -> LaunchFlag:
+    return LaunchFlag((name,), why, takes_value=False, accepts=("",))
+
+
+def _no_switch(name: str, why: str) -> LaunchFlag:
+    return LaunchFlag((name,), why, takes_value=False)
+
+
+_ONE_RANK = "this worker runs one rank; start several workers and give all their addresses to the gateway"
+_GATEWAY = "text belongs to the gateway: pass it to `gateway serve`"
+_NO_GRAPHS = "no effect: steps run without CUDA graphs"
+_SPECULATIVE = "speculative decoding is not built: leave it out"
+_DISAGGREGATION = "prefill/decode disaggregation is not built: leave it out"
+_CONTEXT_PARALLEL = "context parallelism is not built: leave it out"
+_HIERARCHICAL = "pages live on the device only, a host tier is not built: leave it out"
+_TORCH_KERNELS = "only the PyTorch kernels are built: use torch"
+_LORA = "LoRA is not built: merge the adapter into the checkpoint"
+
+
+def _one(*names: str) -> LaunchFlag:
+    return LaunchFlag(names, _ONE_RANK, accepts=("1",))
+
+
+def _refuse(why: str, *names: str) -> list[LaunchFlag]:
+    return [LaunchFlag((name,), why) for name in names]
+
+
+LAUNCH_FLAGS: tuple[LaunchFlag, ...] = (
+    # Already true of this worker, or without effect on it.
+    _switch("--trust-remote-code", "no effect: code in a model folder is never run"),
+    _switch("--disable-cuda-graph", "already so: steps run without CUDA graphs"),
+    _switch("--disable-radix-cache", "already so: no request reuses another's pages"),
+    _switch("--disable-overlap-schedule", "already so: a step is collected before the next is planned"),
+    _switch("--enable-mixed-chunk", "already so: prefill chunks and decodes share a step"),
+    _switch("--enable-priority-scheduling", "already so: a higher priority is served first"),
+    _switch("--disable-custom-all-reduce", "no effect: one rank reduces nothing"),
+    _switch("--skip-server-warmup", "no effect: there is no warm-up request"),
+    _switch("--enable-metrics", "already so: the gateway serves /metrics; see --metrics-port for the worker's own"),
+    LaunchFlag(("--cuda-graph-bs", "--cuda-graph-bs-decode"), _NO_GRAPHS, any_value=True),
+    LaunchFlag(("--cuda-graph-max-bs", "--cuda-graph-max-bs-decode"), _NO_GRAPHS, any_value=True),
+    LaunchFlag(("--dist-init-addr", "--nccl-init-addr"), "no effect: one process needs no rendezvous", any_value=True),
+    LaunchFlag(("--tokenizer-worker-num",), "no effect: the gateway tokenizes", any_value=True),
+    # One value describes what is built.
+    LaunchFlag(
+        ("--attention-backend",),
+        "the model's own sparse attention runs on the PyTorch kernels: use dsa, nsa or torch",
+        accepts=("dsa", "nsa", "torch"),
+    ),
+    LaunchFlag(("--dsa-prefill-backend", "--nsa-prefill-backend"), _TORCH_KERNELS, accepts=("torch", "auto")),
+    LaunchFlag(("--dsa-decode-backend", "--nsa-decode-backend"), _TORCH_KERNELS, accepts=("torch", "auto")),
+    LaunchFlag(("--dsa-topk-backend", "--nsa-topk-backend"), _TORCH_KERNELS, accepts=("torch", "auto")),
+    LaunchFlag(("--dsa-paged-mqa-logits-backend",), _TORCH_KERNELS, accepts=("torch", "auto")),
+    LaunchFlag(("--moe-runner-backend",), _TORCH_KERNELS, accepts=("torch", "auto")),
+    LaunchFlag(("--fp8-gemm-backend",), _TORCH_KERNELS, accepts=("torch", "auto")),
+    LaunchFlag(("--sampling-backend",), "sampling is PyTorch's: use pytorch", accepts=("pytorch",)),
+    LaunchFlag(("--page-size",), "pages hold 64 tokens", accepts=("64",)),
+    LaunchFlag(("--schedule-policy",), "requests are served first come, first served, by priority", accepts=("fcfs",)),
+    LaunchFlag(("--stream-interval",), "every step is streamed", accepts=("1",)),
+    LaunchFlag(("--load-balance-method",), "one rank has nothing to balance", accepts=("auto", "round_robin")),
+    LaunchFlag(("--node-rank",), _ONE_RANK, accepts=("0",)),
+    _one("--tp", "--tp-size", "--tensor-parallel-size"),
+    _one("--dp", "--dp-size", "--data-parallel-size"),
+    _one("--ep", "--ep-size", "--expert-parallel-size"),
+    _one("--pp", "--pp-size", "--pipeline-parallel-size"),
+    _one("--nnodes"),
+    _one("--attn-dp-size"),
+    _one("--attn-cp-size"),
+    _one("--dcp-size"),
+    _one("--moe-dp-size"),
+    _one("--moe-dense-tp-size"),
+    LaunchFlag(("--moe-a2a-backend",), "one rank exchanges no experts", accepts=("none",)),
+    LaunchFlag(("--deepep-mode",), "one rank exchanges no experts", accepts=("auto",)),
+    LaunchFlag(("--disaggregation-mode",), _DISAGGREGATION, accepts=("null",)),
+    LaunchFlag(("--radix-eviction-policy",), "there is no cache to evict from: leave it out"),
+    # Not built.
+    _no_switch("--enable-dp-attention", _ONE_RANK),
+    _no_switch("--enable-dp-lm-head", _ONE_RANK),
+    _no_switch("--enable-eplb", _ONE_RANK),
+    _no_switch("--enable-two-batch-overlap", _ONE_RANK),
+    _no_switch("--enable-single-batch-overlap", _ONE_RANK),
+    *_refuse(_ONE_RANK, "--ep-num-redundant-experts", "--eplb-rebalance-num-iterations"),
+    _no_switch("--enable-prefill-cp", _CONTEXT_PARALLEL),
+    _no_switch("--enable-dsa-prefill-context-parallel", _CONTEXT_PARALLEL),
+    _no_switch("--enable-nsa-prefill-context-parallel", _CONTEXT_PARALLEL),
+    *_refuse(_CONTEXT_PARALLEL, "--cp-strategy", "--dsa-prefill-cp-mode", "--nsa-prefill-cp-mode"),
+    *_refuse(
+        _SPECULATIVE,
+        "--speculative-algorithm",
+        "--speculative-algo",
+        "--speculative-num-steps",
+        "--speculative-eagle-topk",
+        "--speculative-num-draft-tokens",
+        "--speculative-draft-model-path",
+        "--speculative-dsa-topk-backend",
+    ),
+    _no_switch("--speculative-use-rejection-sampling", _SPECULATIVE),
+    *_refuse(
+        _DISAGGREGATION,
+        "--disaggregation-transfer-backend",
+        "--disaggregation-bootstrap-port",
+        "--disaggregation-ib-device",
+        "--disaggregation-decode-extra-slots",
+        "--disaggregation-decode-polling-interval",
+        "--num-reserved-decode-tokens",
+    ),
+    _no_switch("--enable-hierarchical-cache", _HIERARCHICAL),
+    _no_switch("--enable-hisparse", _HIERARCHICAL),
+    *_refuse(
+        _HIERARCHICAL,
+        "--hicache-ratio",
+        "--hicache-size",
+        "--hicache-write-policy",
+        "--hicache-io-backend",
+        "--hicache-mem-layout",
+        "--hicache-storage-backend",
+        "--hisparse-config",
+    ),
+    _no_switch("--enable-lora", _LORA),
+    *_refuse(_LORA, "--lora-paths", "--lora-backend"),
+    *_refuse("a checkpoint's own quantization is read from its config.json: leave it out", "--quantization"),
+    *_refuse("edit config.json in a copy of the model folder instead", "--json-model-override-args"),
+    *_refuse("admission reserves all that a request may need: leave it out", "--schedule-conservativeness"),
+    *_refuse("requests are never preempted: leave it out", "--priority-scheduling-preemption-threshold"),
+    *_refuse("requests are never retracted: leave it out", "--retraction-policy"),
+    *_refuse("a step's budget is --chunked-prefill-size: use that", "--max-prefill-tokens"),
+    *_refuse("a dead rank is noticed by its process, not by a timer: leave it out", "--watchdog-timeout"),
+    *_refuse(
+        _GATEWAY,
+        "--tool-call-parser",
+        "--reasoning-parser",
+        "--chat-template",
+        "--tokenizer-path",
+        "--api-key",
+        "--admin-api-key",
+    ),
+)
+
+
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Adds every row to the parser; a refused use ends in `parser.error` with the row's sentence."""
+    group = parser.add_argument_group("accepted for compatibility with SGLang's launch command")
+    for flag in LAUNCH_FLAGS:
+        group.add_argument(
+            *flag.names,
+            action=_Check,
+            flag=flag,
+            dest=argparse.SUPPRESS,
+            nargs=_nargs(flag),
+            metavar="|".join(flag.accepts) or "VALUE" if flag.takes_value else None,
+            help=argparse.SUPPRESS if flag.refused else flag.why,
+        )
+
+
+def _nargs(flag: LaunchFlag) -> int | str | None:
+    if not flag.takes_value:
+        return 0
+    return "+" if flag.any_value else None
+
+
+class _Check(argparse.Action):
+    def __init__(self, *, flag: LaunchFlag, **options: Any) -> None:
+        super().__init__(**options)
+        self._flag = flag
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        flag = self._flag
+        name = option_string or flag.names[0]
+        if flag.refused:
+            parser.error(f"{name} cannot be honoured: {flag.why}")
+        if flag.takes_value and not flag.any_value and values not in flag.accepts:
+            parser.error(f"{name} {values} cannot be honoured: {flag.why}")
