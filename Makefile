@@ -1,0 +1,105 @@
+# Every verb of the project. `make help` lists them.
+#
+# Needs git, a C compiler, Rust >= 1.88 and Python >= 3.11; packaging/preflight.sh names what is missing. Python
+# packages go to .venv; cargo builds in the user's cache with the profile `ci` (optimised, without the minutes that
+# link-time optimisation costs); .venv/bin/gateway is a hard link to what cargo built for this checkout.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+PORT ?= 8000
+MODEL ?=
+ARGS ?=
+
+export CARGO_TARGET_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/baleen/target
+export BALEEN_CARGO_PROFILE ?= ci
+CARGO_FLAGS := --locked --profile $(BALEEN_CARGO_PROFILE)
+
+VENV := .venv/bin
+UV := $(VENV)/uv
+UV_PIP_INSTALL := $(UV) pip install --python $(VENV)/python
+
+# uv ignores PIP_FIND_LINKS, and a folder that does not exist is an error to it.
+empty :=
+space := $(empty) $(empty)
+comma := ,
+FOUND_LINKS := $(strip $(foreach place,$(PIP_FIND_LINKS),$(if $(findstring ://,$(place)),$(place),$(wildcard $(place)))))
+ifneq ($(FOUND_LINKS),)
+export UV_FIND_LINKS ?= $(subst $(space),$(comma),$(FOUND_LINKS))
+endif
+
+DEPENDENCIES := .venv/.dependencies
+PACKAGES := .venv/.packages
+BUILD_INPUTS := pyproject.toml kernels/pyproject.toml packaging/cargo_hook.py
+BUILT_GATEWAY := $(CARGO_TARGET_DIR)/$(BALEEN_CARGO_PROFILE)/gateway
+
+.PHONY: help setup serve test test-all lint fmt e2e bench proto lock clean
+
+help: ## list the verbs
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
+
+# Always asks cargo, which knows best whether anything changed. Linked, not symlinked: several checkouts share the cargo
+# cache, and the gateway finds its Python and its model beside its own executable. Renamed into place, so that a running
+# gateway keeps the file it was started from.
+setup: $(DEPENDENCIES) ## create .venv with every dependency, the worker and the gateway command
+	@cargo build $(CARGO_FLAGS) --bin gateway
+	@$(MAKE) --no-print-directory $(PACKAGES)
+	@if ! [ "$(BUILT_GATEWAY)" -ef $(VENV)/gateway ]; then \
+		ln -f "$(BUILT_GATEWAY)" $(VENV)/.gateway 2>/dev/null || cp "$(BUILT_GATEWAY)" $(VENV)/.gateway; \
+		mv -f $(VENV)/.gateway $(VENV)/gateway; \
+	fi
+
+$(DEPENDENCIES): requirements.lock constraints.txt packaging/make_venv.sh
+	@python=$$(PYTHON="$(PYTHON)" sh packaging/preflight.sh) && sh packaging/make_venv.sh "$$python"
+	$(UV_PIP_INSTALL) --requirement requirements.lock --constraint constraints.txt torch
+	@touch $@
+
+$(PACKAGES): $(DEPENDENCIES) $(BUILD_INPUTS)
+	$(UV_PIP_INSTALL) --no-deps --no-build-isolation --editable ./kernels --editable .
+	@touch $@
+
+serve: setup ## serve MODEL (default: the micro model) on PORT (default 8000); more flags in ARGS
+	@exec $(VENV)/gateway serve $(MODEL) --port $(PORT) $(ARGS)
+
+test: setup ## run the tests of all parts but the slow ones
+	@$(VENV)/python tests/run.py
+
+test-all: setup ## run every test
+	@$(VENV)/python tests/run.py --all
+
+e2e: setup ## run the end-to-end tests, slow ones included
+	@$(VENV)/python tests/run.py --all e2e
+
+lint: $(DEPENDENCIES) ## check style, types, spelling, generated code and the README's tree
+	$(VENV)/ruff check .
+	$(VENV)/ruff format --check .
+	$(VENV)/pyright
+	cargo fmt --all --check
+	cargo clippy $(CARGO_FLAGS) --workspace --all-targets -- -D warnings
+	$(VENV)/typos
+	$(VENV)/python proto/generate.py --check
+	$(VENV)/python packaging/check_tree.py
+
+fmt: $(DEPENDENCIES) ## format Python and Rust
+	$(VENV)/ruff check --fix-only --quiet .
+	$(VENV)/ruff format .
+	cargo fmt --all
+
+bench: setup ## measure, and write results and plots to bench/results
+	@$(VENV)/python bench/run.py
+
+proto: $(DEPENDENCIES) ## regenerate the Python code of the contract
+	$(VENV)/python proto/generate.py
+
+lock: $(DEPENDENCIES) ## resolve the newest dependencies into requirements.lock
+	env -u UV_FIND_LINKS $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras \
+		--no-annotate --no-header --no-emit-package baleen-kernels --no-emit-package torch \
+		--constraint constraints.txt pyproject.toml --output-file .venv/requirements.lock
+	@{ echo '# Every Python dependency but PyTorch and what only its CUDA build needs. Made by `make lock`.'; \
+		grep -Ev '^(cuda|nvidia|triton)\b' .venv/requirements.lock; } > requirements.lock
+
+clean: ## remove .venv and caches of this checkout (the cargo cache is shared and stays)
+	rm -rf .venv .hypothesis .pytest_cache .ruff_cache dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,135 @@
+"""Runs the test suites one after another and ends with a table of what ran, what failed and what was skipped.
+
+    python tests/run.py [--all] [SUITE ...]
+
+`--all` adds the tests marked slow. Suites: rust, worker, kernels, packaging, e2e; all of them unless some are named.
+Needs nothing beyond what `make setup` installs; the exit code is 0 only when every suite ran tests and none failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SUITES = {
+    "rust": [],
+    "worker": ["worker/tests"],
+    "kernels": ["kernels/tests"],
+    "packaging": ["tests/packaging"],
+    "e2e": ["tests/e2e"],
+}
+CARGO_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
+
+
+@dataclass
+class Outcome:
+    """Counts of one suite. `skips` maps a reason to how many tests were skipped for it."""
+
+    suite: str
+    passed: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    exit_code: int = 0
+    skips: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0 and self.failed == 0 and self.passed > 0
+
+
+def run_cargo() -> Outcome:
+    """Runs the Rust tests with the profile the gateway itself is built with."""
+    command = ["cargo", "test", "--locked", "--workspace", "--profile", os.environ.get("BALEEN_CARGO_PROFILE", "ci")]
+    outcome = Outcome("rust")
+    started = time.monotonic()
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        sys.stdout.write(line)
+        match = CARGO_RESULT.match(line)
+        if match:
+            outcome.passed += int(match[1])
+            outcome.failed += int(match[2])
+            if int(match[3]):
+                outcome.skips["ignored"] += int(match[3])
+    outcome.exit_code = process.wait()
+    outcome.seconds = time.monotonic() - started
+    return outcome
+
+
+def run_pytest(suite: str, *, slow: bool) -> Outcome:
+    """Runs one Python suite; counts come from pytest's own report."""
+    workers = min(os.cpu_count() or 1, 8)
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", f"--junit-xml={report}", *SUITES[suite]]
+        if not slow:
+            command += ["-m", "not slow"]
+        if workers > 1:
+            command += ["-n", str(workers), "--dist", "loadfile"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        started = time.monotonic()
+        exit_code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+        outcome = Outcome(suite, seconds=time.monotonic() - started, exit_code=exit_code)
+        if report.exists():
+            count_cases(report, outcome)
+    return outcome
+
+
+def count_cases(report: Path, outcome: Outcome) -> None:
+    """Adds the test cases of a JUnit report to `outcome`."""
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        skipped = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            outcome.failed += 1
+        elif skipped is not None:
+            outcome.skips[skipped.get("message", "no reason given")] += 1
+        else:
+            outcome.passed += 1
+
+
+def print_summary(outcomes: list[Outcome], *, slow: bool) -> None:
+    """Prints the table, then the reasons of skipped tests, then what was left out."""
+    print(f"\n{'suite':10} {'result':7} {'passed':>7} {'failed':>7} {'skipped':>8} {'seconds':>8}")
+    for outcome in outcomes:
+        result = "ok" if outcome.ok else "FAILED"
+        counts = f"{outcome.passed:7} {outcome.failed:7} {outcome.skips.total():8}"
+        print(f"{outcome.suite:10} {result:7} {counts} {outcome.seconds:8.0f}")
+    for outcome in outcomes:
+        for reason, count in outcome.skips.most_common():
+            print(f"skipped in {outcome.suite}: {count} × {reason}")
+        if outcome.passed == 0 and outcome.failed == 0:
+            print(f"{outcome.suite} ran no test")
+    if not slow:
+        print("left out: tests marked slow (`make test-all` runs them)")
+
+
+def main() -> int:
+    """Runs the suites named on the command line."""
+    parser = argparse.ArgumentParser(description="Run Baleen's tests.")
+    parser.add_argument("--all", action="store_true", help="also run the tests marked slow")
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"any of: {', '.join(SUITES)}")
+    arguments = parser.parse_args()
+    unknown = set(arguments.suites) - set(SUITES)
+    if unknown:
+        parser.error(f"no such suite: {', '.join(sorted(unknown))}")
+    outcomes: list[Outcome] = []
+    for suite in arguments.suites or SUITES:
+        print(f"\n== {suite}", flush=True)
+        outcomes.append(run_cargo() if suite == "rust" else run_pytest(suite, slow=arguments.all))
+    print_summary(outcomes, slow=arguments.all)
+    return 0 if all(outcome.ok for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
