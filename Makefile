@@ -45,7 +45,7 @@ help: ## list the verbs
 # gateway keeps the file it was started from.
 setup: $(DEPENDENCIES) ## create .venv with every dependency, the worker and the gateway command
 	@cargo build $(CARGO_FLAGS) --bin gateway
-	@$(MAKE) --no-print-directory $(PACKAGES)
+	@$(MAKE) --silent --no-print-directory $(PACKAGES)
 	@if ! [ "$(BUILT_GATEWAY)" -ef $(VENV)/gateway ]; then \
 		ln -f "$(BUILT_GATEWAY)" $(VENV)/.gateway 2>/dev/null || cp "$(BUILT_GATEWAY)" $(VENV)/.gateway; \
 		mv -f $(VENV)/.gateway $(VENV)/gateway; \
