@@ -13,7 +13,7 @@ import torch
 from baleen_kernels.registry import OPS, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 for _module in pkgutil.iter_modules(baleen_kernels.__path__):
     importlib.import_module(f"baleen_kernels.{_module.name}")
@@ -26,7 +26,7 @@ def _runs() -> Iterator[Any]:
                 yield pytest.param(op, backend, case, id=f"{op.name}-{backend}-{case.name}")
 
 
-def _results(call: Any, inputs: dict[str, Any]) -> list[torch.Tensor]:
+def _results(call: Any, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
     """The call's outputs, and its tensor arguments after it: an op may only change what its contract says."""
     result = call(**inputs)
     outputs = [result] if isinstance(result, torch.Tensor) else list(result or ())
