@@ -127,9 +127,9 @@ class FakeRunner:
             token_ids: list[int] = []
             try:
                 if owner is None or problem is not None:
-                    raise _Violation(problem)
+                    raise _ViolationError(problem)
                 token_ids = self._compute(owner, row, output, index)
-            except _Violation as violation:
+            except _ViolationError as violation:
                 output.errors[index] = f"slot {row.slot}, position {row.start}: {violation}"
             output.token_ids.append(token_ids)
         if self._step_s:
@@ -190,17 +190,17 @@ class FakeRunner:
     def _check_row(self, owner: _Owner, row: PlannedRow) -> None:
         """A row continues where the last one ended, with the token that was sampled; or it repeats the last one."""
         if owner.lost_page is not None:
-            raise _Violation(f"its page {owner.lost_page} was granted to another request")
+            raise _ViolationError(f"its page {owner.lost_page} was granted to another request")
         start = row.start
         repeats = start == owner.last_start
         if start != owner.next_start and not repeats:
-            raise _Violation(f"position {owner.next_start} was due")
+            raise _ViolationError(f"position {owner.next_start} was due")
         if start + len(row.token_ids) > len(owner.table) * PAGE_SIZE:
-            raise _Violation(f"its {len(owner.table)} pages do not hold the row")
+            raise _ViolationError(f"its {len(owner.table)} pages do not hold the row")
         if owner.sampled is not None and owner.sampled[0] == start and row.token_ids[0] != owner.sampled[1]:
-            raise _Violation(f"token {row.token_ids[0]} was fed where {owner.sampled[1]} was sampled")
+            raise _ViolationError(f"token {row.token_ids[0]} was fed where {owner.sampled[1]} was sampled")
         if row.sample and owner.num_sampled is not None and row.output_index != owner.num_sampled - repeats:
-            raise _Violation(f"output {row.output_index} is asked for where {owner.num_sampled} is due")
+            raise _ViolationError(f"output {row.output_index} is asked for where {owner.num_sampled} is due")
         if start > 0:
             owner.next_check = (owner.next_check + 1) % len(owner.table)
             self._check_page(owner, owner.next_check, start)
@@ -209,9 +209,9 @@ class FakeRunner:
         """The page at `place` is the owner's, and holds the positions below `num_computed` that fall into it."""
         page = self._pages[owner.table[place]]
         if page.owner is not owner or page.place != place:
-            raise _Violation(f"page {owner.table[place]} is not its page {place}")
+            raise _ViolationError(f"page {owner.table[place]} is not its page {place}")
         if len(page.states) < min(num_computed - place * PAGE_SIZE, PAGE_SIZE):
-            raise _Violation(f"page {owner.table[place]} lacks positions that were computed")
+            raise _ViolationError(f"page {owner.table[place]} lacks positions that were computed")
 
     def _state_at(self, owner: _Owner, position: int) -> int:
         place, offset = divmod(position, PAGE_SIZE)
@@ -261,7 +261,7 @@ class _FakeStep:
         return self._runner.execute(self._plan, self._bound, self._ready_s)
 
 
-class _Violation(Exception):
+class _ViolationError(Exception):
     """A row's tokens or pages are not what they must be."""
 
 
