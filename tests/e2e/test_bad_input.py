@@ -24,6 +24,8 @@ def completion(**fields: Any) -> dict[str, Any]:
     return {"model": "micro", "prompt": "hello"} | fields
 
 
+TOO_HOT = json.dumps(chat()).encode()[:-1] + b', "temperature": 1e999}'
+
 # (name, path, body, status, field the error must name)
 CASES: list[tuple[str, str, Body, int, str | None]] = [
     ("malformed JSON", CHAT, b'{"model": "micro", "messages": [', 400, None),
@@ -43,7 +45,7 @@ CASES: list[tuple[str, str, Body, int, str | None]] = [
     ("temperature too low", CHAT, chat(temperature=-0.1), 400, "temperature"),
     ("temperature too high", CHAT, chat(temperature=2.5), 400, "temperature"),
     ("temperature of a wrong type", CHAT, chat(temperature="hot"), 400, "temperature"),
-    ("temperature beyond a float", CHAT, b'{"messages": [], "temperature": 1e999}', 400, "temperature"),
+    ("temperature beyond a float", CHAT, TOO_HOT, 400, "temperature"),
     ("top_p of zero", CHAT, chat(top_p=0), 400, "top_p"),
     ("top_p too high", CHAT, chat(top_p=1.01), 400, "top_p"),
     ("negative top_k", CHAT, chat(top_k=-5), 400, "top_k"),
@@ -149,4 +151,4 @@ def test_bad_input_leaves_nothing_behind(fake_stack: Gateway) -> None:
     for _, path, body, _, _ in CASES[:-1]:
         post(fake_stack, path, body)
     assert post(fake_stack, CHAT, chat(max_tokens=1)).status_code == 200
-    assert fake_stack.metrics()["baleen_worker_used_pages"] == 0
+    assert fake_stack.metrics()["baleen_worker_used_kv_pages"] == 0

@@ -10,8 +10,8 @@ import pytest
 from harness.processes import Gateway, serve_arguments, wait_for
 
 MODEL = "micro"
-IN_USE = ("baleen_gateway_inflight_requests", "baleen_worker_running_requests", "baleen_worker_waiting_requests")
-PAGES_IN_USE = "baleen_worker_used_pages"
+IN_USE = ("baleen_active_requests", "baleen_worker_running_requests", "baleen_worker_waiting_requests")
+PAGES_IN_USE = "baleen_worker_used_kv_pages"
 
 
 def in_use(gateway: Gateway) -> dict[str, float]:
@@ -55,7 +55,7 @@ def test_sixty_four_streams_at_once_equal_each_alone(stack: Gateway) -> None:
 @pytest.mark.parametrize("choices", [1, 3])
 def test_a_client_that_leaves_mid_stream_frees_everything(slow_stack: Gateway, path: str, choices: int) -> None:
     wait_until_idle(slow_stack)
-    before = slow_stack.metrics()["baleen_worker_generated_tokens_total"]
+    before = slow_stack.metrics()["baleen_output_tokens_total"]
     options: dict[str, Any] = {"model": MODEL, "max_tokens": 2000, "n": choices, "stream": True}
     extra = {"ignore_eos": True}
     with slow_stack.client() as client:
@@ -71,7 +71,7 @@ def test_a_client_that_leaves_mid_stream_frees_everything(slow_stack: Gateway, p
         assert held[PAGES_IN_USE] >= choices
         stream.close()
     wait_until_idle(slow_stack)
-    assert slow_stack.metrics()["baleen_worker_generated_tokens_total"] - before < 2000 * choices
+    assert slow_stack.metrics()["baleen_output_tokens_total"] - before < 2000 * choices
 
 
 def _held(gateway: Gateway, choices: int) -> dict[str, float]:

@@ -338,8 +338,8 @@ def test_a_killed_worker_ends_streams_cleanly_and_comes_back(start: Start, part:
     wait_for("a new worker runs", lambda: not is_alive(old_head) and gateway.is_ready())
     assert answer_of(gateway) == before
     metrics = gateway.metrics()
-    assert metrics["baleen_worker_used_pages"] == 0
-    assert metrics["baleen_gateway_inflight_requests"] == 0
+    assert metrics["baleen_worker_used_kv_pages"] == 0
+    assert metrics["baleen_active_requests"] == 0
 
 
 def test_a_collected_answer_fails_with_a_status_when_the_worker_is_killed(start: Start) -> None:

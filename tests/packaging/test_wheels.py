@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from harness.processes import Gateway
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -128,15 +129,11 @@ def test_installed_wheels_serve_the_micro_model(wheel: Path, kernels_wheel: Path
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     borrowed = environment / "lib" / version / "site-packages" / "borrowed.pth"
     borrowed.write_text(sysconfig.get_path("purelib") + "\n")
-    clean = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")}
-    script = Path(__file__).with_name("serve_once.py")
-    served = subprocess.run(
-        [sys.executable, str(script), str(environment / "bin/gateway")],
-        cwd=tmp_path,
-        env=clean,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert served.returncode == 0, served.stdout
-    assert f"worker from {environment}" in served.stdout
+    with (
+        Gateway("serve", binary=environment / "bin" / "gateway", cwd=tmp_path) as gateway,
+        gateway.ready().client() as client,
+    ):
+        assert [model.id for model in client.models.list()] == ["micro"]
+        assert client.completions.create(model="micro", prompt="The sea", max_tokens=2).choices[0].text
+        interpreter = gateway.worker_head().cmdline()[0]
+    assert Path(interpreter).parent == environment / "bin"
