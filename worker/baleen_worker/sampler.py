@@ -117,7 +117,7 @@ def _draw(logits: Tensor, batch: SamplingBatch, rows: np.ndarray) -> Tensor:
 def _keep_top(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Sets to -inf what top-k, and then top-p of the remaining distribution, leave out; the first always stays."""
     num_tokens = scaled.shape[1]
-    ordered, ids = scaled.sort(-1, descending=True, stable=True)
+    ordered, ids = scaled.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(num_tokens, device=scaled.device)
     ordered = ordered.masked_fill((top_k > 0) & (rank >= top_k), -torch.inf)
     probability = ordered.softmax(-1)
