@@ -47,7 +47,7 @@ class RunnerBrokenError(RuntimeError):
 
 
 class Engine:
-    """Drives one runner with one scheduler. Single-threaded; depth 0: a step is collected before the next is planned."""
+    """Drives one runner with one scheduler, in one thread; a step is collected before the next is planned."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Engine:
     def _execute(self, plan: StepPlan) -> StepOutput:
         try:
             return self._runner.launch(plan).collect()
-        except Exception:  # noqa: BLE001 - whatever one request provokes must not end the others
+        except Exception:
             logger.warning("step %d raised; its %d rows run again one by one", plan.step, len(plan.rows), exc_info=True)
         return self._execute_one_by_one(plan)
 
@@ -119,7 +119,7 @@ class Engine:
             alone = StepPlan(plan.step, [] if admission is None else [admission], [row])
             try:
                 output = self._runner.launch(alone).collect()
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:
                 logger.exception("the request in slot %d is ended: its row raises", row.slot)
                 merged.errors[index] = f"the engine failed on this request ({type(error).__name__}); its log says more"
                 continue

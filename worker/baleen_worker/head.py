@@ -75,7 +75,7 @@ class _Head:
         self._streams = Streams()
         self._rank_end = HeadEnd()
         self._service = WorkerService(self._state, self._streams, self._rank_end)
-        self._health = health.aio.HealthServicer()
+        self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue] - the stub leaves it out
         self._stop = asyncio.Event()
         self._background: list[asyncio.Task[None]] = []
 

@@ -5,13 +5,13 @@ Field order is the wire format between two processes of one installation, never 
 
 from __future__ import annotations
 
-from collections.abc import Iterable  # noqa: TC003 - one rule for the module: msgspec reads annotations at run time
+from collections.abc import Iterable
 
 import msgspec
 
 from baleen_worker.output import Load, Output, RequestError
 from baleen_worker.request import Request, RequestId
-from baleen_worker.step import TokenLogprobs  # noqa: TC001
+from baleen_worker.step import TokenLogprobs
 
 # --- head to rank -----------------------------------------------------------------------------------------------------
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from baleen_worker.request import ErrorCode, FinishReason, RequestId  # noqa: TC001 - read by msgspec at run time
-from baleen_worker.step import TokenLogprobs  # noqa: TC001
+from baleen_worker.request import ErrorCode, FinishReason, RequestId
+from baleen_worker.step import TokenLogprobs
 
 
 class RequestError(msgspec.Struct, frozen=True, array_like=True):

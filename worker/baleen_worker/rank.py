@@ -62,7 +62,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Unbuffered, so that nothing but the assignment is read here and the watcher sees the end of the pipe.
-    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as pipe:  # noqa: PTH123 - a descriptor
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as pipe:
         assignment = Assignment.decode(pipe.readline())
     _die_with_head(assignment.head_pid)
     logging.basicConfig(
@@ -73,7 +73,7 @@ def main() -> int:
     end = RankEnd(assignment.socket_path)
     try:
         _serve(assignment, end)
-    except Exception as error:  # noqa: BLE001 - the last resort: the head prints the sentence and exits
+    except Exception as error:
         logger.debug("the rank ends", exc_info=True)
         end.publish(Fatal(_sentence(error)))
     end.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
-from pathlib import Path  # noqa: TC003 - kept with the dataclass that names it
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
@@ -28,11 +28,13 @@ from baleen_worker.messages import (
 )
 from baleen_worker.output import Load, RequestError
 from baleen_worker.pb import worker_pb2 as pb
-from baleen_worker.request import ErrorCode
+from baleen_worker.request import ErrorCode, Request
 from baleen_worker.streams import Stream, StreamEndedError, Streams
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+Context = grpc.aio.ServicerContext[Any, Any]
 
 PROTOCOL_VERSION = 1
 SERVICE_NAME = "baleen.worker.v1.Worker"
@@ -94,9 +96,10 @@ class WorkerService:
     # --- RPCs -----------------------------------------------------------------------------------------------------
 
     async def get_info(self, _: pb.GetInfoRequest, context: Context) -> pb.GetInfoResponse:
-        if self._state.info is None:
+        info = self._state.info
+        if info is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the model is still being loaded")
-        return self._state.info
+        return info
 
     async def get_tokenizer(self, _: pb.GetTokenizerRequest, context: Context) -> AsyncIterator[pb.TokenizerChunk]:
         if pb.TOKENIZER_FILE_TOKENIZER not in self._state.files:
@@ -201,7 +204,7 @@ class WorkerService:
     async def _submit(self, stream: Stream, frame: pb.GatewayFrame) -> None:
         model = self._state.model
         assert model is not None, "a stream is open before the model is known"
-        requests: list[Any] = []
+        requests: list[Request] = []
         errors: list[tuple[int, RequestError]] = []
         for submit in frame.submits:
             if submit.key in stream.live:
@@ -226,10 +229,6 @@ class WorkerService:
         if self._streams.find(stream.number) is not None:
             self._streams.forget(stream)
             await self._rank.send(AbortStream(stream.number))
-
-
-# The type of grpc.aio's contexts has no stub; only `abort` and `write` are used.
-Context = Any
 
 
 def step_frame(step: int, columns: StreamColumns, load: Load) -> pb.WorkerFrame:

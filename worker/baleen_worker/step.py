@@ -11,13 +11,13 @@ a request starts to run and takes it back when the request leaves; slots are sma
 
 from __future__ import annotations
 
-from collections.abc import Sequence  # noqa: TC003 - msgspec reads the annotations at run time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
-from baleen_worker.request import SamplingParams  # noqa: TC001 - as above
+from baleen_worker.request import SamplingParams
 
 
 class Admission(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -67,10 +67,10 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     among equals; empty where none were asked for.
     """
 
-    token_ids: list[int] = msgspec.field(default_factory=list)
-    logprobs: list[float] = msgspec.field(default_factory=list)
-    top_token_ids: list[list[int]] = msgspec.field(default_factory=list)
-    top_logprobs: list[list[float]] = msgspec.field(default_factory=list)
+    token_ids: list[int] = msgspec.field(default_factory=list[int])
+    logprobs: list[float] = msgspec.field(default_factory=list[float])
+    top_token_ids: list[list[int]] = msgspec.field(default_factory=list[list[int]])
+    top_logprobs: list[list[float]] = msgspec.field(default_factory=list[list[float]])
 
 
 class StepOutput(msgspec.Struct, array_like=True):
@@ -82,9 +82,9 @@ class StepOutput(msgspec.Struct, array_like=True):
 
     step: int
     token_ids: list[list[int]]
-    logprobs: dict[int, TokenLogprobs] = msgspec.field(default_factory=dict)
-    prompt_logprobs: dict[int, TokenLogprobs] = msgspec.field(default_factory=dict)
-    errors: dict[int, str] = msgspec.field(default_factory=dict)
+    logprobs: dict[int, TokenLogprobs] = msgspec.field(default_factory=dict[int, TokenLogprobs])
+    prompt_logprobs: dict[int, TokenLogprobs] = msgspec.field(default_factory=dict[int, TokenLogprobs])
+    errors: dict[int, str] = msgspec.field(default_factory=dict[int, str])
 
 
 class StepHandle(Protocol):

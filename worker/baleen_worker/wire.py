@@ -32,7 +32,7 @@ class HeadEnd:
         self._folder = Path(tempfile.mkdtemp(prefix="baleen-"))  # mode 0700
         if len(str(self._folder / _SOCKET_NAME)) > _MAX_SOCKET_PATH:
             self._folder.rmdir()
-            self._folder = Path(tempfile.mkdtemp(prefix="baleen-", dir="/tmp"))  # noqa: S108 - mode 0700 as well
+            self._folder = Path(tempfile.mkdtemp(prefix="baleen-", dir="/tmp"))
         self.path = self._folder / _SOCKET_NAME
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
