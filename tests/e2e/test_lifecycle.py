@@ -39,7 +39,7 @@ def open_stream(client: openai.OpenAI, max_tokens: int = 200) -> Any:
     return chunks
 
 
-def raw_stream(gateway: Gateway, kill: Callable[[], None], max_tokens: int = 100_000) -> list[str]:
+def raw_stream(gateway: Gateway, kill: Callable[[], None], max_tokens: int = 10_000) -> list[str]:
     """Every `data:` line of a stream during which `kill` is called once some tokens have come."""
     body = {"messages": MESSAGES, "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
     lines: list[str] = []
@@ -294,7 +294,7 @@ def _is_turned_away(url: str) -> bool:
 def test_a_second_signal_does_not_wait_for_streams(start: Start) -> None:
     gateway = start(*serve_arguments("fake", "--fake-step-ms", "20"))
     with gateway.client() as client:
-        open_stream(client, max_tokens=50_000)
+        open_stream(client, max_tokens=15_000)
         gateway.signal(signal.SIGTERM)
         time.sleep(0.3)
         gateway.require_running()
