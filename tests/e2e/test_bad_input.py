@@ -75,7 +75,7 @@ CASES: list[tuple[str, str, Body, int, str | None]] = [
     ("a negative token id", COMPLETIONS, completion(prompt=[1, -2]), 400, "prompt"),
     ("an over-long prompt", COMPLETIONS, completion(prompt=[5] * 200_000), 400, "prompt"),
     ("too many logprobs", COMPLETIONS, completion(logprobs=21), 400, "logprobs"),
-    ("an oversize body", COMPLETIONS, b'{"prompt": "' + b"x" * (80 << 20) + b'"}', 413, None),
+    ("an oversize body", COMPLETIONS, b'{"prompt": "' + b"x" * (9 << 20) + b'"}', 413, None),
 ]  # fmt: skip
 
 # Fields the contract carries and nothing honours yet: refused by name, never ignored.
