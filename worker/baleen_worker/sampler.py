@@ -45,7 +45,7 @@ class SampleSpec:
 
 
 def sample(logits: Tensor, specs: Sequence[SampleSpec]) -> Tensor:
-    """logits [N, V] float32, one spec per row -> token ids [N] int64. The logits must be finite and stay as they are."""
+    """logits [N, V] float32, finite, with one spec per row -> token ids [N] int64. The logits are not changed."""
     chosen = logits.argmax(-1)  # the first of equals
     random_rows = [row for row, spec in enumerate(specs) if spec.sampling.temperature > 0]
     size = max(1, _MAX_ELEMENTS // logits.shape[1])
@@ -78,7 +78,7 @@ def _sample_random(logits: Tensor, specs: Sequence[SampleSpec]) -> Tensor:
 def _cut_tail(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """scores [N, V] -> the same with -inf where `top_k` and `top_p` leave a token out."""
     num_ids = scores.shape[1]
-    ordered, ids = scores.sort(-1, descending=True, stable=True)
+    ordered, ids = scores.sort(dim=-1, descending=True, stable=True)
     top_k = torch.tensor([p.top_k if 0 < p.top_k < num_ids else num_ids for p in params], device=scores.device)
     top_p = torch.tensor([p.top_p for p in params], dtype=scores.dtype, device=scores.device)
     rank = torch.arange(num_ids, device=scores.device)
@@ -92,7 +92,7 @@ def _cut_tail(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def gumbel_noise(specs: Sequence[SampleSpec], vocab_size: int, device: torch.device) -> Tensor:
-    """[N, V] float64, as the module docstring defines it; a column depends on its spec's seed and output index alone."""
+    """[N, V] float64 as the module docstring defines it: a row depends on its spec's seed and output index alone."""
     keys = [_mix_int(spec.sampling.seed + (spec.output_index + 1) * _G) for spec in specs]
     places = torch.arange(1, vocab_size + 1, device=device) * _signed(_G)
     bits = _mix(torch.tensor([_signed(key) for key in keys], device=device)[:, None] + places)
@@ -143,7 +143,7 @@ def likeliest(logits: Tensor, k: int) -> Tensor:
     values, ids = logits.topk(k, -1)
     # topk orders and picks equals as it likes. Order them by id, then by value, both stably …
     ids, order = ids.sort(-1)
-    values, order = values.gather(-1, order).sort(-1, descending=True, stable=True)
+    values, order = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
     ids = ids.gather(-1, order)
     # … and pick again where some equal to the last was left out.
     ambiguous = ((logits >= values[:, -1:]).sum(-1) > k).nonzero()[:, 0]
