@@ -1,0 +1,131 @@
+//! Folds the token ids of one choice into reasoning and visible text.
+//!
+//! Order: reasoning is split off by token id, bytes become text, stop strings are searched in visible content only
+//! (DeepSeek's rule: a stop string inside reasoning does not stop). The result depends on the ids alone, not on how
+//! they are grouped into pushes.
+
+use std::sync::Arc;
+
+use crate::chat::reasoning::{ReasoningSplit, TokenPlace};
+use crate::text::detokenizer::Detokenizer;
+use crate::text::stop::{StopMatcher, StopStrings};
+use crate::text::tokenizer::Tokenizer;
+
+/// Opens and closes tool-call markup. It is marked special, yet without it the markup could not be told from text.
+const DSML_MARKER: &str = "｜DSML｜";
+
+/// Text that became certain, to be sent in this order.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Delta {
+    pub reasoning: String,
+    pub content: String,
+}
+
+impl Delta {
+    pub fn is_empty(&self) -> bool {
+        self.reasoning.is_empty() && self.content.is_empty()
+    }
+
+    /// Empties both texts and keeps their memory.
+    pub fn clear(&mut self) {
+        self.reasoning.clear();
+        self.content.clear();
+    }
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct OutputOptions {
+    pub stop: StopStrings,
+    /// Whether a matched stop string is part of the content.
+    pub include_stop: bool,
+    /// From the rendered prompt ([`crate::chat::encode::Encoded`]); false for completions.
+    pub starts_in_reasoning: bool,
+    /// Whether special tokens give no text. The tool-call marker always does.
+    pub skip_special_tokens: bool,
+}
+
+/// The text state of one choice.
+#[derive(Debug)]
+pub struct OutputFold {
+    tokenizer: Arc<Tokenizer>,
+    split: ReasoningSplit,
+    detokenizer: Detokenizer,
+    matcher: StopMatcher,
+    /// Whether content goes through the matcher.
+    watches_stop: bool,
+    skip_special_tokens: bool,
+    marker_id: Option<u32>,
+    scratch: String,
+}
+
+impl OutputFold {
+    pub fn new(tokenizer: Arc<Tokenizer>, options: OutputOptions) -> Self {
+        Self {
+            split: ReasoningSplit::new(&tokenizer, options.starts_in_reasoning),
+            detokenizer: Detokenizer::new(),
+            watches_stop: !options.stop.is_empty(),
+            matcher: StopMatcher::new(options.stop, options.include_stop),
+            skip_special_tokens: options.skip_special_tokens,
+            marker_id: tokenizer.control(DSML_MARKER),
+            scratch: String::new(),
+            tokenizer,
+        }
+    }
+
+    /// Appends to `delta` the text that this token makes certain. A stop token, which ends the output by its id,
+    /// gives no text. After a stop string was found, tokens are dropped.
+    pub fn push(&mut self, token_id: u32, is_stop_token: bool, delta: &mut Delta) {
+        if is_stop_token || self.stopped().is_some() {
+            return;
+        }
+        match self.split.place(token_id) {
+            TokenPlace::RepeatedOpening => {}
+            TokenPlace::EndOfReasoning => self.detokenizer.finish(&mut delta.reasoning),
+            TokenPlace::Reasoning if self.is_visible(token_id) => {
+                let bytes = self.tokenizer.token_bytes(token_id);
+                self.detokenizer.push(bytes, &mut delta.reasoning);
+            }
+            TokenPlace::Content if self.is_visible(token_id) => {
+                let bytes = self.tokenizer.token_bytes(token_id);
+                if self.watches_stop {
+                    self.scratch.clear();
+                    self.detokenizer.push(bytes, &mut self.scratch);
+                    self.matcher.push(&self.scratch, &mut delta.content);
+                } else {
+                    self.detokenizer.push(bytes, &mut delta.content);
+                }
+            }
+            TokenPlace::Reasoning | TokenPlace::Content => {}
+        }
+    }
+
+    /// The stop string that ended the content. The caller ends the request with `finish_reason: "stop"` and aborts
+    /// it in the worker.
+    pub fn stopped(&self) -> Option<&str> {
+        self.matcher.found()
+    }
+
+    /// Ends the output and appends to `delta` what was held back.
+    pub fn finish(&mut self, delta: &mut Delta) {
+        if self.split.in_reasoning() {
+            self.detokenizer.finish(&mut delta.reasoning);
+            return;
+        }
+        self.scratch.clear();
+        self.detokenizer.finish(&mut self.scratch);
+        self.matcher.push(&self.scratch, &mut delta.content);
+        self.matcher.finish(&mut delta.content);
+    }
+
+    /// Tokens of the output that were reasoning, think tokens not counted.
+    pub fn num_reasoning_tokens(&self) -> u32 {
+        self.split.num_reasoning_tokens()
+    }
+
+    fn is_visible(&self, token_id: u32) -> bool {
+        !self.skip_special_tokens || !self.tokenizer.is_special(token_id) || Some(token_id) == self.marker_id
+    }
+}
+
+#[cfg(test)]
+mod tests;
