@@ -1,80 +1,93 @@
-"""Turns a step plan into the tensors of one forward pass. Owns the page table of every slot on the device.
+"""Turns a step plan into the tensors of one forward pass. Owns the page tables on the device.
 
-Page tables are extended by what a plan adds and never rebuilt, so a step costs the same at any context length.
+Legend: S request slots, P pages of the longest request, T tokens of the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from baleen_worker.model.context import ForwardContext, ForwardRow
-from baleen_worker.step import PlannedRow, StepPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from baleen_worker.step import PlannedRow
+
+
+class PageTables:
+    """[S, P] int64 on the device: the pages of each slot in order. Steps extend it, nothing rebuilds it.
+
+    What lies beyond a slot's pages is left over from earlier requests and never read.
+    """
+
+    def __init__(self, num_slots: int, max_pages: int, *, device: torch.device) -> None:
+        self.tensor = torch.zeros(num_slots, max_pages, dtype=torch.int64, device=device)
+
+    def extend(self, rows: Sequence[PlannedRow]) -> None:
+        """Enters the new pages of all rows, in one copy to the device."""
+        grown = [row for row in rows if row.new_pages]
+        if not grown:
+            return
+        width = self.tensor.shape[1]
+        for row in grown:
+            last = row.first_new_page + len(row.new_pages)
+            if last > width:
+                raise ValueError(f"slot {row.slot} is granted {last} pages, but a request has at most {width}")
+        counts = [len(row.new_pages) for row in grown]
+        entries = np.empty((3, sum(counts)), dtype=np.int64)
+        entries[0] = np.repeat([row.slot for row in grown], counts)
+        entries[1] = _ranges([row.first_new_page for row in grown], counts)
+        entries[2] = [page for row in grown for page in row.new_pages]
+        slots, places, pages = torch.from_numpy(entries).to(self.tensor.device)
+        self.tensor[slots, places] = pages
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardBatch:
-    """input_ids: [T] int64, all rows end to end. starts: where each row begins in them."""
+class Batch:
+    """One forward pass. input_ids: [T] int64. starts: where each planned row begins among the T tokens."""
 
     input_ids: Tensor
     context: ForwardContext
     starts: Sequence[int]
 
 
-class PageTables:
-    """[max_running_requests, max_pages] int64: element (slot, i) is the page of positions 64 i … 64 i + 63."""
+def make_batch(rows: Sequence[PlannedRow], tables: PageTables, page_size: int) -> Batch:
+    """The batch of all rows, in their order. Their new pages are already in the tables."""
+    device = tables.tensor.device
+    counts = [len(row.token_ids) for row in rows]
+    starts = [0, *accumulate(counts)]
+    host = np.empty((3, starts[-1]), dtype=np.int64)
+    host[0] = [token_id for row in rows for token_id in row.token_ids]
+    host[1] = _ranges([row.start for row in rows], counts)
+    host[2] = np.repeat([row.slot for row in rows], counts)
+    input_ids, positions, slots = torch.from_numpy(host).to(device)
+    kv_slots = tables.tensor[slots, positions // page_size] * page_size + positions % page_size
+    forward_rows = [_forward_row(row, start, tables, page_size) for row, start in zip(rows, starts[:-1], strict=True)]
+    return Batch(input_ids, ForwardContext(positions, kv_slots, forward_rows, page_size), starts)
 
-    def __init__(self, max_running_requests: int, max_pages: int, *, page_size: int, device: torch.device) -> None:
-        self._page_size = page_size
-        self._device = device
-        self._table = torch.zeros(max_running_requests, max_pages, dtype=torch.int64, device=device)
 
-    def batch(self, plan: StepPlan) -> ForwardBatch:
-        """Applies the plan's new pages and lays its rows out."""
-        self._extend(plan.rows)
-        lens = np.fromiter((len(row.token_ids) for row in plan.rows), np.int64, len(plan.rows))
-        first_positions = np.fromiter((row.start for row in plan.rows), np.int64, len(plan.rows))
-        slots = np.fromiter((row.slot for row in plan.rows), np.int64, len(plan.rows))
-        starts = np.cumsum(lens) - lens
-        places = np.arange(int(lens.sum()))
-        positions = self._to_device(places + np.repeat(first_positions - starts, lens))
-        slot_of_token = self._to_device(np.repeat(slots, lens))
-        pages = self._table[slot_of_token, positions // self._page_size]
-        token_ids = np.concatenate([np.asarray(row.token_ids, np.int64) for row in plan.rows])
-        context = ForwardContext(
-            positions=positions,
-            kv_slots=pages * self._page_size + positions % self._page_size,
-            rows=[self._row(row, start) for row, start in zip(plan.rows, starts.tolist(), strict=True)],
-            page_size=self._page_size,
-        )
-        return ForwardBatch(self._to_device(token_ids), context, starts.tolist())
+def _forward_row(row: PlannedRow, start: int, tables: PageTables, page_size: int) -> ForwardRow:
+    num_tokens = len(row.token_ids)
+    context_len = row.start + num_tokens
+    return ForwardRow(
+        start=start,
+        num_tokens=num_tokens,
+        context_len=context_len,
+        page_table=tables.tensor[row.slot, : -(-context_len // page_size)],
+        is_prefill=num_tokens > 1 or row.output_index == 0,
+    )
 
-    def _row(self, row: PlannedRow, start: int) -> ForwardRow:
-        context_len = row.start + len(row.token_ids)
-        return ForwardRow(
-            start=start,
-            num_tokens=len(row.token_ids),
-            context_len=context_len,
-            page_table=self._table[row.slot, : -(-context_len // self._page_size)],
-            is_prefill=row.output_index == 0,
-        )
 
-    def _extend(self, rows: Sequence[PlannedRow]) -> None:
-        slots: list[int] = []
-        indices: list[int] = []
-        pages: list[int] = []
-        for row in rows:
-            if row.new_pages:
-                slots.extend([row.slot] * len(row.new_pages))
-                indices.extend(range(row.first_new_page, row.first_new_page + len(row.new_pages)))
-                pages.extend(row.new_pages)
-        if pages:
-            at = self._to_device(np.asarray([slots, indices, pages], np.int64))
-            self._table[at[0], at[1]] = at[2]
-
-    def _to_device(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(self._device)
+def _ranges(firsts: Sequence[int], counts: Sequence[int]) -> np.ndarray:
+    """first, first + 1, … count times, for each pair, end to end."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(counts) else 0
+    return np.arange(total) + np.repeat(np.asarray(firsts, dtype=np.int64) - (ends - counts), counts)

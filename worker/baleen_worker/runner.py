@@ -1,132 +1,318 @@
-"""Executes step plans on the model. Owns the model, its pools and the per-slot tables on the device.
+"""Executes step plans on the model. Owns the model, the pools, the page tables and each slot's sampling parameters.
 
-Knows nothing of queues, budgets or clients: see `step.Runner`.
+`build_runner` makes one from a model folder. Nothing here knows of queues or clients. A launch puts a step's work on
+the device, a collect brings its results to the host; on a CPU all work happens in the launch.
+
+Legend: N rows whose logits are wanted, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+import math
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
-from baleen_worker.batch import ForwardBatch, PageTables
-from baleen_worker.model.context import KvPools
+from baleen_worker.batch import Batch, PageTables, make_batch
+from baleen_worker.cache.storage import (
+    KvLayout,
+    PagedPools,
+    choose_layout,
+    device_capacity_pages,
+    host_capacity_pages,
+)
 from baleen_worker.model.deepseek_v32 import DeepseekForCausalLM
-from baleen_worker.sampler import SamplingTable, sample, token_logprobs
-from baleen_worker.step import StepHandle, StepOutput, StepPlan, TokenLogprobs
+from baleen_worker.model.numerics import Numerics
+from baleen_worker.model_config import ModelConfig, load_model_config
+from baleen_worker.request import SamplingParams
+from baleen_worker.sampler import SampleSpec, logprobs_of, sample
+from baleen_worker.step import Admission, BuiltRunner, PlannedRow, StepOutput, StepPlan, TokenLogprobs
+from baleen_worker.weights import LoadReport, fill_with_dummy_weights, load_weights
 
-# Floats of logits held at a time when a prompt is scored (64 MiB).
-_SCORE_CHUNK_ELEMENTS = 1 << 24
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from baleen_worker.config import WorkerConfig
+
+# Logits that are held at a time (128 MiB of float32).
+_MAX_LOGITS = 1 << 25
+_MAX_CPU_THREADS = 16
+
+logger = logging.getLogger(__name__)
+
+
+def build_runner(config: WorkerConfig, *, on_progress: Callable[[int, int], None] | None = None) -> BuiltRunner:
+    """Reads the model folder, loads the weights, takes memory for the pools and runs the model once.
+
+    `on_progress` gets (bytes loaded, bytes in all). Raises ValueError, with a sentence for the operator, for whatever
+    the folder, the device or its memory does not allow.
+    """
+    device = _device(config.device)
+    dtype = _dtype(config.dtype, device)
+    model_config = load_model_config(config.model_dir)
+    numerics = Numerics.for_dtype(dtype)
+    # The transform exists for powers of two; it only spreads rounding errors, so others do without.
+    width = model_config.index_head_dim
+    numerics = replace(numerics, index_hadamard=numerics.index_hadamard and width & (width - 1) == 0)
+    layout = choose_layout(
+        model_config,
+        dtype=dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
+        index_hadamard=numerics.index_hadamard,
+    )
+    if device.type == "cpu":
+        _use_available_cores()
+    free_before = _free_bytes(device)
+    model, report = _load_model(config, model_config, numerics, device, on_progress)
+    context_len = min(config.context_length or math.inf, model_config.max_position_embeddings)
+    num_pages = 1 + _capacity_pages(config, layout, device, free_before, int(context_len))
+    pools = PagedPools(layout, num_pages, device=device, dtype=dtype)
+    runner = ModelRunner(
+        model,
+        pools,
+        max_running_requests=config.max_running_requests,
+        context_len=int(context_len),
+        page_size=config.page_size,
+        device=device,
+    )
+    _warm_up(runner)
+    return BuiltRunner(
+        runner=runner,
+        num_pages=num_pages,
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        layout_id=layout.layout_id,
+        weights_bytes=report.weights_bytes,
+        kv_bytes=pools.num_bytes,
+    )
 
 
 class ModelRunner:
-    """One rank's model. Legend: N rows that sample, V vocabulary."""
+    """A `Runner` over a model with its weights and pools."""
 
     def __init__(
         self,
         model: DeepseekForCausalLM,
-        pools: KvPools,
+        pools: PagedPools,
         *,
         max_running_requests: int,
-        context_length: int,
+        context_len: int,
         page_size: int,
         device: torch.device,
     ) -> None:
+        """Slots are below `max_running_requests`; no request has more than `context_len` tokens."""
         self._model = model
         self._pools = pools
+        self._page_size = page_size
         self._device = device
-        self._page_tables = PageTables(
-            max_running_requests, -(-context_length // page_size), page_size=page_size, device=device
-        )
-        self._sampling = SamplingTable(max_running_requests)
+        self._tables = PageTables(max_running_requests, math.ceil(context_len / page_size), device=device)
+        self._sampling: dict[int, SamplingParams] = {}
+        self._max_rows = max(1, _MAX_LOGITS // model.config.vocab_size)
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> StepHandle:
-        """See `step.Runner.launch`."""
+    def launch(self, plan: StepPlan) -> _ModelStep:
+        """See `Runner`."""
         for admission in plan.admissions:
-            self._sampling.set(admission.slot, admission.sampling)
-        batch = self._page_tables.batch(plan)
-        hidden = self._model(batch.input_ids, batch.context, self._pools)  # [T, hidden]
-        sampled = self._sample(plan, batch, hidden)
-        return _Launched(plan, sampled, self._score(plan, batch, hidden))
+            self._sampling[admission.slot] = admission.sampling
+        self._tables.extend(plan.rows)
+        if not plan.rows:
+            return _ModelStep(plan, [], [])
+        batch = make_batch(plan.rows, self._tables, self._page_size)
+        hidden = self._model(batch.input_ids, batch.context, self._pools)
+        return _ModelStep(plan, list(self._sample(plan, batch, hidden)), list(self._score(plan, batch, hidden)))
 
-    def _sample(self, plan: StepPlan, batch: ForwardBatch, hidden: Tensor) -> _Sampled | None:
-        indices = [index for index, row in enumerate(plan.rows) if row.sample]
-        if not indices:
-            return None
-        rows = [plan.rows[index] for index in indices]
-        last = [batch.starts[index] + len(row.token_ids) - 1 for index, row in zip(indices, rows, strict=True)]
-        logits = self._model.compute_logits(hidden[self._ids(last)])  # [N, V]
-        finite = logits.isfinite().all(-1)
-        # A broken row must not break the arithmetic of the others; what it would sample is thrown away.
-        logits = torch.where(finite[:, None], logits, 0.0)
-        parameters = self._sampling.gather([row.slot for row in rows], [row.output_index for row in rows])
-        token_ids = sample(logits, parameters)
-        wanted = [self._sampling.num_top_logprobs(row.slot) for row in rows]
-        asking = [place for place, count in enumerate(wanted) if count is not None]
-        logprobs: dict[int, TokenLogprobs] = {}
-        if asking:
-            at = self._ids(asking)
-            records = token_logprobs(logits[at], token_ids[at], [wanted[place] or 0 for place in asking])
-            logprobs = {indices[place]: record for place, record in zip(asking, records, strict=True)}
-        return _Sampled(indices, token_ids, finite, logprobs)
+    def _sample(self, plan: StepPlan, batch: Batch, hidden: Tensor) -> Iterator[_Sampled]:
+        sampling_rows = [index for index, row in enumerate(plan.rows) if row.sample]
+        for rows in _pieces(sampling_rows, self._max_rows):
+            last = torch.tensor([batch.starts[row + 1] - 1 for row in rows], device=self._device)
+            logits = self._model.compute_logits(hidden[last])  # [N, V]
+            planned = [plan.rows[row] for row in rows]
+            specs = [SampleSpec(self._sampling[row.slot], row.output_index) for row in planned]
+            token_ids = sample(logits, specs)
+            wanted = [place for place, spec in enumerate(specs) if spec.sampling.logprobs is not None]
+            logprobs = None
+            if wanted:
+                num_top = [specs[place].sampling.logprobs or 0 for place in wanted]
+                index = torch.tensor(wanted, device=self._device)
+                described = logprobs_of(logits[index], token_ids[index], max(num_top))
+                logprobs = _Logprobs([rows[place] for place in wanted], token_ids[index], num_top, *described)
+            yield _Sampled(rows, logits.isfinite().all(-1), token_ids, logprobs)
 
-    def _score(self, plan: StepPlan, batch: ForwardBatch, hidden: Tensor) -> dict[int, TokenLogprobs]:
-        """Log-probabilities of given tokens, for rows that are scored, in pieces that bound the logits' memory."""
-        scored: dict[int, TokenLogprobs] = {}
-        step = max(1, _SCORE_CHUNK_ELEMENTS // self._model.config.vocab_size)
+    def _score(self, plan: StepPlan, batch: Batch, hidden: Tensor) -> Iterator[_Scored]:
         for index, row in enumerate(plan.rows):
-            if not row.score_token_ids:
-                continue
-            targets, start = list(row.score_token_ids), batch.starts[index]
-            num_top = self._sampling.num_top_prompt_logprobs(row.slot)
-            record = scored[index] = TokenLogprobs()
-            for first in range(0, len(targets), step):
-                some = targets[first : first + step]
-                logits = self._model.compute_logits(hidden[start + first : start + first + len(some)])
-                for piece in token_logprobs(logits, self._ids(some), [num_top] * len(some)):
-                    record.token_ids += piece.token_ids
-                    record.logprobs += piece.logprobs
-                    record.top_token_ids += piece.top_token_ids
-                    record.top_logprobs += piece.top_logprobs
-        return scored
+            num_top = self._sampling[row.slot].prompt_logprobs or 0
+            places = range(batch.starts[index], batch.starts[index] + len(row.score_token_ids))
+            for piece in _pieces(places, self._max_rows):
+                first = piece[0] - batch.starts[index]
+                token_ids = torch.tensor(row.score_token_ids[first : first + len(piece)], device=self._device)
+                logits = self._model.compute_logits(hidden[piece[0] : piece[-1] + 1])  # [N, V]
+                rows = [index] * len(piece)
+                described = logprobs_of(logits, token_ids, num_top)
+                logprobs = _Logprobs(rows, token_ids, [num_top] * len(piece), *described)
+                yield _Scored(index, logits.isfinite().all(), logprobs)
 
-    def _ids(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+class _ModelStep:
+    """A step whose results are still on the device."""
+
+    def __init__(self, plan: StepPlan, sampled: Sequence[_Sampled], scored: Sequence[_Scored]) -> None:
+        self._plan = plan
+        self._sampled = sampled
+        self._scored = scored
+
+    def collect(self) -> StepOutput:
+        """See `StepHandle`."""
+        output = StepOutput(self._plan.step, [[] for _ in self._plan.rows])
+        for piece in self._sampled:
+            finite = piece.finite.tolist()
+            for row, is_finite, token_id in zip(piece.rows, finite, piece.token_ids.tolist(), strict=True):
+                output.token_ids[row].append(token_id)
+                if not is_finite:
+                    self._note_error(output, row)
+            if piece.logprobs is not None:
+                piece.logprobs.add_to(output.logprobs)
+        for piece in self._scored:
+            piece.logprobs.add_to(output.prompt_logprobs)
+            if not piece.finite.item():
+                self._note_error(output, piece.row)
+        for row in output.errors:
+            output.token_ids[row] = []
+            output.logprobs.pop(row, None)
+            output.prompt_logprobs.pop(row, None)
+        return output
+
+    def _note_error(self, output: StepOutput, row: int) -> None:
+        planned = self._plan.rows[row]
+        last = planned.start + len(planned.token_ids) - 1
+        output.errors[row] = f"the model's logits are not finite for positions {planned.start} to {last}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Logprobs:
+    """Of N tokens: whose row, which token, how many alternatives are wanted, and what `logprobs_of` says."""
+
+    rows: Sequence[int]
+    token_ids: Tensor
+    num_top: Sequence[int]
+    logprobs: Tensor
+    top_ids: Tensor
+    top_logprobs: Tensor
+
+    def add_to(self, output: dict[int, TokenLogprobs]) -> None:
+        """Appends each token's to those of its row."""
+        columns = (self.token_ids, self.logprobs, self.top_ids, self.top_logprobs)
+        on_host = (column.tolist() for column in columns)
+        for row, k, token_id, logprob, ids, values in zip(self.rows, self.num_top, *on_host, strict=True):
+            described = output.setdefault(row, TokenLogprobs())
+            described.token_ids.append(token_id)
+            described.logprobs.append(logprob)
+            described.top_token_ids.append(ids[:k])
+            described.top_logprobs.append(values[:k])
 
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """indices: rows of the plan that sampled. token_ids, finite: [N] on the device."""
+    """One token for each of N rows. finite [N] bool: whether a row's logits are."""
 
-    indices: Sequence[int]
-    token_ids: Tensor
+    rows: Sequence[int]
     finite: Tensor
-    logprobs: dict[int, TokenLogprobs]
+    token_ids: Tensor
+    logprobs: _Logprobs | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Launched:
-    """A step whose results are still on the device; reading them waits for it."""
+class _Scored:
+    """Consecutive given tokens of one row. finite: [] bool."""
 
-    plan: StepPlan
-    sampled: _Sampled | None
-    prompt_logprobs: dict[int, TokenLogprobs]
+    row: int
+    finite: Tensor
+    logprobs: _Logprobs
 
-    def collect(self) -> StepOutput:
-        """See `step.StepHandle.collect`."""
-        output = StepOutput(self.plan.step, [[] for _ in self.plan.rows], prompt_logprobs=self.prompt_logprobs)
-        if self.sampled is None:
-            return output
-        results = zip(self.sampled.indices, self.sampled.token_ids.tolist(), self.sampled.finite.tolist(), strict=True)
-        for index, token_id, finite in results:
-            if finite:
-                output.token_ids[index] = [token_id]
-            else:
-                output.errors[index] = "the model's output for this request is not finite"
-        output.logprobs = {
-            index: record for index, record in self.sampled.logprobs.items() if index not in output.errors
-        }
-        return output
+
+def _pieces(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: this installation of PyTorch finds no CUDA device; use --device cpu")
+    if name == "cuda" or (name == "auto" and torch.cuda.is_available()):
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def _use_available_cores() -> None:
+    """One thread for each core this process may use, unless the operator has chosen."""
+    if "OMP_NUM_THREADS" not in os.environ and hasattr(os, "sched_getaffinity"):
+        torch.set_num_threads(min(len(os.sched_getaffinity(0)), _MAX_CPU_THREADS))
+
+
+def _load_model(
+    config: WorkerConfig,
+    model_config: ModelConfig,
+    numerics: Numerics,
+    device: torch.device,
+    on_progress: Callable[[int, int], None] | None,
+) -> tuple[DeepseekForCausalLM, LoadReport]:
+    with torch.device("meta"):
+        model = DeepseekForCausalLM(model_config, numerics)
+        if _exceeds(model, device, config.mem_fraction_static) and model_config.quantization_config is not None:
+            model = DeepseekForCausalLM(model_config, numerics, keep_fp8=True)
+            logger.info("keeping FP8 weights as stored: dequantised they would not fit the device")
+    if config.load_format == "dummy":
+        return model, fill_with_dummy_weights(model, device=device, seed=config.seed)
+    report = load_weights(model, config.model_dir, model_config, device=device, on_progress=on_progress)
+    logger.info(
+        "loaded %d tensors, %.1f MiB; skipped %d tensors of multi-token-prediction layers",
+        report.num_tensors,
+        report.num_bytes_read / 2**20,
+        report.num_mtp_tensors_skipped,
+    )
+    return model, report
+
+
+def _exceeds(model: DeepseekForCausalLM, device: torch.device, mem_fraction_static: float) -> bool:
+    """Whether the weights as described leave no memory for pages. A host may swap, and decides for itself."""
+    if device.type == "cpu":
+        return False
+    needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    return needed > mem_fraction_static * _free_bytes(device)
+
+
+def _free_bytes(device: torch.device) -> int:
+    return 0 if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+
+
+def _capacity_pages(
+    config: WorkerConfig, layout: KvLayout, device: torch.device, free_before: int, context_len: int
+) -> int:
+    if device.type == "cpu":
+        useful_tokens = config.max_running_requests * context_len
+        return host_capacity_pages(layout, max_total_tokens=config.max_total_tokens, useful_tokens=useful_tokens)
+    return device_capacity_pages(
+        layout,
+        max_total_tokens=config.max_total_tokens,
+        free_before=free_before,
+        free_now=_free_bytes(device),
+        mem_fraction_static=config.mem_fraction_static,
+    )
+
+
+def _warm_up(runner: ModelRunner) -> None:
+    """A prompt and a decode step in the sink page, so that the first request finds libraries and kernels loaded."""
+    admission = Admission(0, SamplingParams(max_tokens=2, seed=0, logprobs=1))
+    prompt = PlannedRow(0, 0, (0, 0), 0, (0,), sample=True, output_index=0)
+    decode = PlannedRow(0, 2, (0,), 1, (), sample=True, output_index=1)
+    runner.launch(StepPlan(0, (admission,), (prompt,))).collect()
+    runner.launch(StepPlan(0, (), (decode,))).collect()
