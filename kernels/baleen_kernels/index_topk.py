@@ -7,7 +7,9 @@ Tie rule: among equal scores the **lower position wins**, and -0.0 equals 0.0. T
 plateaus of exact zeros, so ties are common, and an undefined order would make a prompt computed in chunks differ from
 the same prompt computed at once.
 
-scores [T, n] float32 without NaN in the visible part, lengths [T] int64 with 0 <= lengths <= n
+NaN ranks above every number: what is broken is selected, and shows in what attention makes of it.
+
+scores [T, n] float32, lengths [T] int64 with 0 <= lengths <= n
 -> positions [T, k] int32, padded with -1 at the end. Only the set is promised; the torch backend returns it ascending.
 """
 
@@ -50,6 +52,7 @@ CASES = (
     Case("sees_nothing", 2, 4, 2, lengths=(0, 0)),
     Case("no_tokens", 0, 4, 2, lengths=()),
     Case("garbage_beyond", 8, 20, 4, values="garbage_beyond"),
+    Case("not_a_number", 8, 20, 4, values="not_a_number", lengths=(3, 4, 5, 12, 20, 20, 20, 20)),
 )
 
 
@@ -65,6 +68,9 @@ def make_inputs(case: Case) -> dict[str, Any]:
         scores = torch.where(torch.rand(scores.shape, generator=g) < 0.8, zeros, scores)
     elif case.values == "minus_infinity":
         scores[:, 3:] = -torch.inf
+    elif case.values == "not_a_number":
+        scores[torch.rand(scores.shape, generator=g) < 0.1] = torch.nan
+        scores[-1] = torch.nan
     elif case.values == "garbage_beyond":
         beyond = torch.arange(case.num_keys) >= lengths[:, None]
         scores[beyond] = torch.inf
@@ -76,7 +82,7 @@ def reference(scores: Tensor, lengths: Tensor, *, topk: int) -> Tensor:
     """The contract: a stable descending sort of each row's visible part."""
     out = torch.full((scores.shape[0], topk), -1, dtype=torch.int32)
     for row, length in enumerate(lengths.tolist()):
-        visible = scores[row, :length].tolist()
+        visible = scores[row, :length].nan_to_num(nan=torch.inf, neginf=-torch.inf).tolist()
         order = sorted(range(length), key=lambda position, visible=visible: (-visible[position], position))
         picks = sorted(order[:topk])
         out[row, : len(picks)] = torch.tensor(picks, dtype=torch.int32)
@@ -107,7 +113,10 @@ def _select(scores: Tensor, lengths: Tensor, out: Tensor) -> None:
         masked = scores.masked_fill(~visible, -torch.inf)
         # The k-th largest value settles everything but ties: all above it are in, and of those equal to it as many
         # as there is room for, lowest positions first.
-        boundary = masked.topk(topk, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+        boundary = _kth_largest(masked, topk)
+        if boundary.isnan().any():
+            masked = masked.nan_to_num(nan=torch.inf, neginf=-torch.inf)
+            boundary = _kth_largest(masked, topk)
         picked = (masked >= boundary) & visible
         crowded = (picked.sum(-1) > topk).nonzero()[:, 0]
         if crowded.numel():
@@ -117,6 +126,11 @@ def _select(scores: Tensor, lengths: Tensor, out: Tensor) -> None:
     counts = picked.sum(-1)
     first = counts.cumsum(0) - counts
     out[row, torch.arange(row.numel(), device=scores.device) - first[row]] = position.int()
+
+
+def _kth_largest(scores: Tensor, topk: int) -> Tensor:
+    """[T, 1]; NaN where one is among the k largest."""
+    return scores.topk(topk, dim=-1, sorted=False).values.amin(-1, keepdim=True)
 
 
 def _break_ties(masked: Tensor, boundary: Tensor, visible: Tensor, topk: int) -> Tensor:

@@ -3,7 +3,8 @@
 For token t, head h, with S_t the entries of topk_indices[t] that are not -1:
   score[s] = softmax_scale * (q_latent[t, h] . kv_latent[s] + q_rope[t, h] . k_rope[s])
   out[t, h] = sum over S_t of softmax(score)[s] * kv_latent[s]
-A token that selects nothing gets zeros. Causality is the caller's: it selects only visible keys.
+A token that selects nothing gets zeros. Keys that a token does not select have no influence on it, not even if they are
+not finite. Causality is the caller's: it selects only visible keys.
 
 q_latent [T, H, C], q_rope [T, H, R], kv_latent [n, C], k_rope [n, R], float32 or bfloat16;
 topk_indices [T, K] integer, rows of kv_latent, -1 where there is none, in any place -> [T, H, C] in q_latent's dtype.
@@ -26,6 +27,8 @@ _CHUNK_ELEMENTS = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Case:
+    """`poison`: key 0 is NaN, and selected by the first token only."""
+
     name: str
     num_tokens: int
     num_heads: int
@@ -34,12 +37,14 @@ class Case:
     latent: int = 32
     rope: int = 8
     padding: str = "some"
+    poison: bool = False
 
 
 CASES = (
     Case("full", 6, 4, 40, 16, padding="none"),
     Case("padded", 6, 4, 40, 16),
     Case("one_key", 3, 2, 1, 1, padding="none"),
+    Case("not_finite_elsewhere", 6, 4, 40, 16, padding="some", poison=True),
     Case("all_padding", 3, 2, 5, 4, padding="all"),
     Case("no_tokens", 0, 2, 5, 4),
     Case("one_head", 5, 1, 9, 4),
@@ -53,10 +58,15 @@ def make_inputs(case: Case) -> dict[str, Any]:
     if case.padding != "none":
         threshold = 2.0 if case.padding == "all" else 0.3
         picks = picks.masked_fill(torch.rand(picks.shape, generator=g) < threshold, -1)
+    kv_latent = torch.randn(case.num_keys, case.latent, generator=g)
+    if case.poison:
+        kv_latent[0] = torch.nan
+        picks[1:].masked_fill_(picks[1:] == 0, -1)
+        picks[0, 0] = 0
     return {
         "q_latent": torch.randn(case.num_tokens, case.num_heads, case.latent, generator=g),
         "q_rope": torch.randn(case.num_tokens, case.num_heads, case.rope, generator=g),
-        "kv_latent": torch.randn(case.num_keys, case.latent, generator=g),
+        "kv_latent": kv_latent,
         "k_rope": torch.randn(case.num_keys, case.rope, generator=g),
         "topk_indices": picks,
         "softmax_scale": 0.3,
@@ -97,7 +107,8 @@ def _torch(
 
 def _attend(q: Tensor, keys: Tensor, topk_indices: Tensor, latent: int) -> Tensor:
     absent = topk_indices < 0  # [t, K]
-    selected = keys[topk_indices.clamp(min=0).long()]  # [t, K, C + R]
+    # Absent keys become zeros, not whatever row 0 holds: a weight of zero times a foreign NaN would be NaN.
+    selected = keys[topk_indices.clamp(min=0).long()].masked_fill_(absent[..., None], 0.0)  # [t, K, C + R]
     scores = torch.bmm(q, selected.transpose(1, 2)).masked_fill_(absent[:, None], -torch.inf)  # [t, H, K]
     weights = scores.softmax(-1)
     empty = absent.all(-1)

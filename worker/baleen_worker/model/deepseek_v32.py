@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from baleen_kernels.fp8_quant import TILE
 from torch import Tensor, nn
 
 from baleen_worker.model.attention import Attention
@@ -73,7 +74,11 @@ class DeepseekForCausalLM(nn.Module):
         attention_form: AttentionForm = AttentionForm.AUTO,
     ) -> None:
         super().__init__()
+        tile = (TILE, TILE) if config.quantization_config is None else config.quantization_config.weight_block_size
+        if tile != (TILE, TILE):
+            raise ValueError(f"weight_block_size {tile}: only tiles of {TILE} x {TILE} are served")
         self.config = config
+        self.numerics = numerics
         self.attention_form = attention_form
         self.frequencies = rotary_frequencies(config.qk_rope_head_dim, config.rope_theta, config.rope_scaling)
         self.rotary_magnitude = rotary_magnitude(config.rope_scaling)

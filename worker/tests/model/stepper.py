@@ -7,7 +7,7 @@ order and from a pool full of garbage, so a wrong slot shows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from baleen_worker.model.context import ForwardContext, ForwardRow, KvPools
@@ -17,6 +17,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from baleen_worker.model.attention_plan import AbsorbedRows
+    from baleen_worker.model_config import ModelConfig
     from torch.utils.hooks import RemovableHandle
 
 PAGE_SIZE = 64
@@ -24,24 +25,26 @@ Schedule = Sequence[Sequence[tuple[int, int]]]
 
 
 class FloatPools:
-    """Unrounded pools that start with large values everywhere."""
+    """Pools in the model's dtype, without further rounding, that start with large values everywhere."""
 
-    def __init__(self, config: Any, num_pages: int) -> None:
+    def __init__(self, config: ModelConfig, num_pages: int, dtype: torch.dtype = torch.float32) -> None:
         def garbage(width: int) -> list[Tensor]:
-            return [1e4 * torch.randn(num_pages * PAGE_SIZE, width) for _ in range(config.num_hidden_layers)]
+            shape = num_pages * PAGE_SIZE, width
+            return [(1e4 * torch.randn(shape)).to(dtype) for _ in range(config.num_hidden_layers)]
 
+        self.dtype = dtype
         self.latent, self.rope = garbage(config.kv_lora_rank), garbage(config.qk_rope_head_dim)
         self.index = garbage(config.index_head_dim) if config.has_indexer else []
 
     def write_latent(self, layer: int, kv_slots: Tensor, kv_latent: Tensor, k_rope: Tensor) -> None:
-        self.latent[layer][kv_slots] = kv_latent
-        self.rope[layer][kv_slots] = k_rope
+        self.latent[layer][kv_slots] = kv_latent.to(self.dtype)
+        self.rope[layer][kv_slots] = k_rope.to(self.dtype)
 
     def read_latent(self, layer: int, kv_slots: Tensor) -> tuple[Tensor, Tensor]:
         return self.latent[layer][kv_slots], self.rope[layer][kv_slots]
 
     def write_index_k(self, layer: int, kv_slots: Tensor, index_k: Tensor) -> None:
-        self.index[layer][kv_slots] = index_k
+        self.index[layer][kv_slots] = index_k.to(self.dtype)
 
     def read_index_k(self, layer: int, kv_slots: Tensor) -> Tensor:
         return self.index[layer][kv_slots]
@@ -64,7 +67,7 @@ class Stepper:
         pages = [-(-len(ids) // PAGE_SIZE) for ids in sequences]
         order = (torch.randperm(sum(pages), generator=torch.Generator().manual_seed(0)) + 1).tolist()
         self.page_tables = [torch.tensor([order.pop() for _ in range(count)]) for count in pages]
-        self.pools = pools or FloatPools(model.config, sum(pages) + 1)
+        self.pools = pools or FloatPools(model.config, sum(pages) + 1, model.numerics.dtype)
         layers = model.config.num_hidden_layers
         self.logits = [torch.full((len(ids), model.config.vocab_size), torch.nan) for ids in sequences]
         self.allowed = [[torch.ones(len(ids), len(ids), dtype=torch.bool).tril()] * layers for ids in sequences]
@@ -105,7 +108,7 @@ class Stepper:
 
     def _watch(self) -> list[RemovableHandle]:
         hooks: list[RemovableHandle] = []
-        for number, layer in enumerate(self.model.model.layers):
+        for number, layer in enumerate(cast("Any", self.model.model.layers)):
             if layer.self_attn.indexer is not None:
                 hook = layer.self_attn.indexer.register_forward_hook
                 hooks.append(hook(lambda _m, args, out, number=number: self._on_picks(number, args[2], out)))

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -138,7 +138,7 @@ def _run_layer(model: DeepseekForCausalLM, layer: int, x: Tensor, first: int) ->
     def on_picks(_module: Any, args: Any, picks: Tensor) -> None:
         allowed[chunk][args[2].tokens] = _mask_rows(picks, length)
 
-    hook = model.model.layers[layer].self_attn.indexer.register_forward_hook(on_picks)
+    hook = cast("Any", model.model.layers[layer]).self_attn.indexer.register_forward_hook(on_picks)
     for chunk in (slice(0, first), slice(first, length)):
         positions = torch.arange(length)[chunk]
         slots = table[positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
@@ -154,32 +154,47 @@ def _mask_rows(picks: Tensor, num_keys: int) -> Tensor:
     return mask.scatter_(1, picks.long().where(picks >= 0, num_keys), True)[:, :-1]
 
 
+def _assert_layer_is_deployed(
+    layer: int, first: int, form: AttentionForm = AttentionForm.AUTO, numerics: Numerics = DEPLOYED
+) -> None:
+    golden = _golden("v32_fp8")[2]
+    hidden, picks = golden["deploy_hidden"][:, 0], golden["deploy_topk"][layer, 0]
+    model = _model("v32_fp8", keep_fp8=True, numerics=numerics, attention_form=form)
+    output, allowed = _run_layer(model, layer, hidden[layer], first)
+    # A rounding may flip on another machine's last bit, for a row or two.
+    same_picks = (allowed == _mask(picks)).all(-1)
+    assert same_picks.float().mean() >= 0.985
+    error = (output - hidden[layer + 1])[same_picks].abs().amax(-1)
+    assert (error <= TOLERANCE).float().mean() >= 0.985
+    assert error.max() <= 0.1
+
+
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("first", [16, 100])
 @pytest.mark.parametrize("form", [AttentionForm.AUTO, AttentionForm.ABSORBED])
 @torch.no_grad()
 def test_deployed_arithmetic_layer_by_layer(layer: int, first: int, form: AttentionForm) -> None:
-    golden = _golden("v32_fp8")[2]
-    hidden, picks = golden["deploy_hidden"][:, 0], golden["deploy_topk"][layer, 0]
-    model = _model("v32_fp8", keep_fp8=True, numerics=DEPLOYED, attention_form=form)
-    output, allowed = _run_layer(model, layer, hidden[layer], first)
-    same_picks = (allowed == _mask(picks)).all(-1)
-    assert same_picks.float().mean() >= 0.98
-    error = (output - hidden[layer + 1])[same_picks].abs().amax(-1)
-    assert (error <= TOLERANCE).float().mean() >= 0.95
-    assert error.max() <= 0.1
+    _assert_layer_is_deployed(layer, first, form)
 
 
-def test_deployed_arithmetic_differs_from_float() -> None:
-    """The layer comparison is about something: without the roundings it is far off."""
-    golden = _golden("v32_fp8")[2]
-    output, _ = _run_layer(_model("v32_fp8", keep_fp8=True), 1, golden["deploy_hidden"][1, 0], 16)
-    assert ((output - golden["deploy_hidden"][2, 0]).abs().amax(-1) > 100 * TOLERANCE).float().mean() > 0.9
+@pytest.mark.parametrize(
+    "switched_off", ["index_hadamard", "index_q_fp8", "linear_input_fp8", "linear_input_ue8m0", "latent", "index_k"]
+)
+@torch.no_grad()
+def test_each_rounding_matters(switched_off: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    numerics = DEPLOYED
+    if switched_off in ("latent", "index_k"):
+        write = f"write_{switched_off}"
+        monkeypatch.setattr(RoundingPools, write, getattr(FloatPools, write))
+    else:
+        numerics = dataclasses.replace(DEPLOYED, **{switched_off: False})
+    with pytest.raises(AssertionError):
+        _assert_layer_is_deployed(1, 16, numerics=numerics)
 
 
 @torch.no_grad()
 def test_deployed_head() -> None:
     golden = _golden("v32_fp8")[2]
-    model = _model("v32_fp8", keep_fp8=True, numerics=Numerics(torch.float32, True, True, True))
+    model = _model("v32_fp8", keep_fp8=True, numerics=DEPLOYED)
     logits = model.compute_logits(model.model.norm(golden["deploy_hidden"][-1, 0]))
     torch.testing.assert_close(logits, golden["deploy_logits"][0], atol=TOLERANCE, rtol=0)
