@@ -3,24 +3,48 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+import torch
 from harness.processes import MICRO_MODEL, Gateway
+from safetensors.torch import load_file, save_file
 
-torch = pytest.importorskip("torch")
+# Longer than the number of keys the indexer selects, so that selection matters.
+PROMPT_LEN = 400
+NEW_TOKENS = 16
+TILE = 128
 
-PROMPT_LEN = 150
-NEW_TOKENS = 24
+
+def write_dequantized(folder: Path) -> None:
+    """Writes the micro checkpoint as plain float32, which is what transformers reads on a CPU."""
+    tensors: dict[str, torch.Tensor] = {}
+    for shard in MICRO_MODEL.glob("*.safetensors"):
+        tensors |= load_file(shard)
+    plain: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if name.endswith("_scale_inv"):
+            continue
+        scales = tensors.get(f"{name}_scale_inv")
+        plain[name] = tensor.float()
+        if scales is not None:
+            spread = scales.repeat_interleave(TILE, 0).repeat_interleave(TILE, 1)
+            plain[name] *= spread[: tensor.shape[0], : tensor.shape[1]]
+    config = json.loads((MICRO_MODEL / "config.json").read_text("utf-8"))
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    save_file(plain, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 @pytest.fixture(scope="module")
-def oracle() -> Any:
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(MICRO_MODEL, dtype=torch.float32, attn_implementation="eager")
-    return model.eval()
+    folder = tmp_path_factory.mktemp("plain")
+    write_dequantized(folder)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 @pytest.fixture(scope="module")
