@@ -37,10 +37,7 @@ class Indexer(nn.Module):
         if config.q_lora_rank is None:
             raise ValueError("the indexer reads the query latent, but q_lora_rank is null")
         if numerics.index_hadamard and config.index_head_dim & (config.index_head_dim - 1):
-            raise ValueError(
-                f"index_head_dim of {config.index_head_dim}: the Hadamard rotation of index keys, which is part of the "
-                "bfloat16 arithmetic, needs a power of two; serve this model in float32"
-            )
+            raise ValueError(f"index_hadamard needs a power of two, not an index_head_dim of {config.index_head_dim}")
         self.layer = layer
         self.numerics = numerics
         self.num_heads = config.index_n_heads

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from baleen_worker.cache.storage import PAGE_SIZE_TOKENS, PagedPools, choose_layout
 from baleen_worker.model.context import ForwardContext, ForwardRow, KvPools
 from baleen_worker.model.deepseek_v32 import DeepseekForCausalLM
 from expectation import Computed, sorted_experts
@@ -17,37 +18,28 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from baleen_worker.model.attention_plan import AbsorbedRows
-    from baleen_worker.model_config import ModelConfig
     from torch.utils.hooks import RemovableHandle
 
-PAGE_SIZE = 64
+PAGE_SIZE = PAGE_SIZE_TOKENS
 Schedule = Sequence[Sequence[tuple[int, int]]]
 
 
-class FloatPools:
-    """Pools in the model's dtype, without further rounding, that start with large values everywhere."""
+def garbage_pools(model: DeepseekForCausalLM, num_pages: int, value: float | None = None) -> PagedPools:
+    """The worker's pools in the model's own format, every slot filled with `value` or with large random numbers."""
+    config, numerics = model.config, model.numerics
+    layout = choose_layout(config, dtype=numerics.dtype, kv_cache_dtype="auto", index_hadamard=numerics.index_hadamard)
+    pools = PagedPools(layout, num_pages, device=torch.device("cpu"), dtype=numerics.dtype)
+    slots = torch.arange(num_pages * PAGE_SIZE)
 
-    def __init__(self, config: ModelConfig, num_pages: int, dtype: torch.dtype = torch.float32) -> None:
-        def garbage(width: int) -> list[Tensor]:
-            shape = num_pages * PAGE_SIZE, width
-            return [(1e4 * torch.randn(shape)).to(dtype) for _ in range(config.num_hidden_layers)]
+    def garbage(width: int) -> Tensor:
+        values = 1e4 * torch.randn(len(slots), width) if value is None else torch.full((len(slots), width), value)
+        return values.to(numerics.dtype)
 
-        self.dtype = dtype
-        self.latent, self.rope = garbage(config.kv_lora_rank), garbage(config.qk_rope_head_dim)
-        self.index = garbage(config.index_head_dim) if config.has_indexer else []
-
-    def write_latent(self, layer: int, kv_slots: Tensor, kv_latent: Tensor, k_rope: Tensor) -> None:
-        self.latent[layer][kv_slots] = kv_latent.to(self.dtype)
-        self.rope[layer][kv_slots] = k_rope.to(self.dtype)
-
-    def read_latent(self, layer: int, kv_slots: Tensor) -> tuple[Tensor, Tensor]:
-        return self.latent[layer][kv_slots], self.rope[layer][kv_slots]
-
-    def write_index_k(self, layer: int, kv_slots: Tensor, index_k: Tensor) -> None:
-        self.index[layer][kv_slots] = index_k.to(self.dtype)
-
-    def read_index_k(self, layer: int, kv_slots: Tensor) -> Tensor:
-        return self.index[layer][kv_slots]
+    for layer in range(config.num_hidden_layers):
+        pools.write_latent(layer, slots, garbage(config.kv_lora_rank), garbage(config.qk_rope_head_dim))
+        if config.has_indexer:
+            pools.write_index_k(layer, slots, garbage(config.index_head_dim))
+    return pools
 
 
 class Stepper:
@@ -67,7 +59,7 @@ class Stepper:
         pages = [-(-len(ids) // PAGE_SIZE) for ids in sequences]
         order = (torch.randperm(sum(pages), generator=torch.Generator().manual_seed(0)) + 1).tolist()
         self.page_tables = [torch.tensor([order.pop() for _ in range(count)]) for count in pages]
-        self.pools = pools or FloatPools(model.config, sum(pages) + 1, model.numerics.dtype)
+        self.pools = pools or garbage_pools(model, sum(pages) + 1)
         layers = model.config.num_hidden_layers
         self.logits = [torch.full((len(ids), model.config.vocab_size), torch.nan) for ids in sequences]
         self.allowed = [[torch.ones(len(ids), len(ids), dtype=torch.bool).tril()] * layers for ids in sequences]

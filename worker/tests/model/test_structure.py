@@ -14,7 +14,7 @@ from baleen_worker.model.numerics import Numerics
 from baleen_worker.model.rope import rotary_frequencies, rotary_magnitude, rotary_table, softmax_scale
 from cases import CASES, MSCALE, prepared
 from product import FLOAT32, build, model_config
-from stepper import FloatPools, Stepper, in_chunks, whole
+from stepper import Stepper, garbage_pools, in_chunks, whole
 from tiny_models import V32, YARN, make_weights
 
 BFLOAT16 = Numerics.for_dtype(torch.bfloat16)
@@ -200,10 +200,7 @@ def test_a_row_does_not_read_beyond_its_context() -> None:
     case = prepared("v32")
     model = build(case.config, case.weights)
     ids = [case.sequences[0], case.sequences[1][:20]]
-    pools = FloatPools(model.config, 8)
-    for stores in (pools.latent, pools.rope, pools.index):
-        for store in stores:
-            store.fill_(torch.nan)
+    pools = garbage_pools(model, 8, torch.nan)
     steps = [[(0, 40)], [(1, 20)], *[[(0, 1)]] * 50]
     result = Stepper(model, ids, [40, 20], pools).run(steps)
     torch.testing.assert_close(result[0].logits, case.expected[0].logits, atol=1e-4, rtol=0)
@@ -215,12 +212,12 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
     model = build(case.config, case.weights)
     ids, lengths = case.sequences[0], [61, 90, 70]
     for order in ([0, 1, 2], [1, 0, 2], [2, 1, 0]):
-        pools = FloatPools(model.config, 8)
-        stepper = Stepper(model, [ids[:length] for length in lengths], [60] * 3, pools)
+        stepper = Stepper(model, [ids[:length] for length in lengths], [60] * 3)
         stepper.step([(i, 60) for i in range(3)])
-        own = stepper.page_tables[0] * 64
-        for store in (*pools.latent, *pools.index):
-            store[own : own + 60] = torch.nan
+        own = torch.arange(60) + stepper.page_tables[0][0] * 64
+        for layer in range(model.config.num_hidden_layers):
+            stepper.pools.write_latent(layer, own, torch.full((60, 32), torch.nan), torch.full((60, 16), torch.nan))
+            stepper.pools.write_index_k(layer, own, torch.full((60, 32), torch.nan))
         stepper.step([(i, 1) for i in order])
         assert stepper.logits[0][60].isnan().all()
         for sequence in (1, 2):
