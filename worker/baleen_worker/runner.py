@@ -92,6 +92,15 @@ def build_runner(config: WorkerConfig, *, on_progress: Callable[[int, int], None
     )
 
 
+def empty_model(config: ModelConfig, numerics: Numerics, *, keep_fp8: bool) -> DeepseekForCausalLM:
+    """The model without memory for its weights, which a loader then supplies."""
+    if not keep_fp8:
+        # Dequantised while loading, whatever the tile: the model itself holds no quantised matrix.
+        config = replace(config, quantization_config=None)
+    with torch.device("meta"):
+        return DeepseekForCausalLM(config, numerics, keep_fp8=keep_fp8)
+
+
 class ModelRunner:
     """A `Runner` over a model with its weights and pools."""
 
@@ -265,11 +274,10 @@ def _load_model(
     device: torch.device,
     on_progress: Callable[[int, int], None] | None,
 ) -> tuple[DeepseekForCausalLM, LoadReport]:
-    with torch.device("meta"):
-        model = DeepseekForCausalLM(model_config, numerics)
-        if _exceeds(model, device, config.mem_fraction_static) and model_config.quantization_config is not None:
-            model = DeepseekForCausalLM(model_config, numerics, keep_fp8=True)
-            logger.info("keeping FP8 weights as stored: dequantised they would not fit the device")
+    model = empty_model(model_config, numerics, keep_fp8=False)
+    if _exceeds(model, device, config.mem_fraction_static) and model_config.quantization_config is not None:
+        model = empty_model(model_config, numerics, keep_fp8=True)
+        logger.info("keeping FP8 weights as stored: dequantised they would not fit the device")
     if config.load_format == "dummy":
         return model, fill_with_dummy_weights(model, device=device, seed=config.seed)
     report = load_weights(model, config.model_dir, model_config, device=device, on_progress=on_progress)

@@ -93,7 +93,8 @@ def fill_with_dummy_weights(model: nn.Module, *, device: torch.device, seed: int
     for name, parameter in list(model.named_parameters()):
         if parameter.dtype == torch.float8_e4m3fn:
             continue  # filled with its scales
-        g = torch.Generator(device).manual_seed((seed << 32) + zlib.crc32(name.encode()))
+        # One checksum of both, because a CPU's generator takes 32 bits.
+        g = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         if name.endswith(_SCALE_SUFFIX):
             # A tile of standard normal values, scaled to the matrix's own deviation.
             weight_name = name.removesuffix(_SCALE_SUFFIX)

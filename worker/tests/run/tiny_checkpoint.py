@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from baleen_worker.model.numerics import Numerics
 from baleen_worker.model_config import ModelConfig, load_model_config
+from baleen_worker.runner import empty_model
 from baleen_worker.weights import LoadReport, load_weights
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -113,13 +115,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def load(folder: Path, **options: Any) -> tuple[Any, LoadReport, ModelConfig]:
     """The product's model with the folder's weights, on the CPU."""
-    from baleen_worker.model.deepseek_v32 import DeepseekForCausalLM
-    from baleen_worker.model.numerics import Numerics
-
     dtype = options.pop("dtype", torch.float32)
     keep_fp8 = options.pop("keep_fp8", False)
     config = load_model_config(folder)
-    with torch.device("meta"):
-        model = DeepseekForCausalLM(config, Numerics.for_dtype(dtype), keep_fp8=keep_fp8)
+    model = empty_model(config, Numerics.for_dtype(dtype), keep_fp8=keep_fp8)
     report = load_weights(model, folder, config, device=torch.device("cpu"), **options)
     return model, report, config
