@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from harness.processes import Gateway
 
+# Another build may hold cargo's lock for minutes.
+pytestmark = pytest.mark.timeout(1200)
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -105,7 +108,6 @@ def test_sdist_holds_what_its_build_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 def test_wheel_built_from_the_sdist_equals_the_wheel_built_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
     sdist = build(ROOT, "sdist", tmp_path / "sdist")
     with tarfile.open(sdist) as archive:
