@@ -270,6 +270,7 @@ def _write_shards(out_dir: Path, tensors: dict[str, torch.Tensor]) -> None:
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{NUM_SHARDS:05d}.safetensors"
         save_file(shard, str(out_dir / file), metadata={"format": "pt"})
+        (out_dir / file).chmod(0o644)  # safetensors keeps files to their owner
         weight_map.update(dict.fromkeys(shard, file))
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     _write_json(out_dir / "model.safetensors.index.json", index)
