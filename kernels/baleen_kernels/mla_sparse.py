@@ -6,8 +6,9 @@ For token t, head h, with S_t the entries of topk_indices[t] that are not -1:
 A token that selects nothing gets zeros. Keys that a token does not select have no influence on it, not even if they are
 not finite. Causality is the caller's: it selects only visible keys.
 
-q_latent [T, H, C], q_rope [T, H, R], kv_latent [n, C], k_rope [n, R], float32 or bfloat16;
-topk_indices [T, K] integer, rows of kv_latent, -1 where there is none, in any place -> [T, H, C] in q_latent's dtype.
+q_latent [T, H, C], q_rope [T, H, R], float32 or bfloat16, as are the keys -> [T, H, C] in q_latent's dtype.
+mla_sparse: kv_latent [n, C], k_rope [n, R]; topk_indices [T, K] integer, rows of kv_latent, -1 for none, in any place.
+mla_selected: kv_latent [T, K, C], k_rope [T, K, R], each token's keys gathered; present [T, K] bool, False for none.
 Scores, softmax and sums in float32. Tokens go through in chunks, so memory does not grow with T.
 """
 
@@ -23,6 +24,8 @@ from baleen_kernels.registry import Op
 
 # Floats of gathered keys and scores held at a time (64 MiB).
 _CHUNK_ELEMENTS = 1 << 24
+# Copying one key costs a token about as much as multiplying it for this many heads; measured on x86.
+_HEADS_PER_COPY = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ CASES = (
     Case("all_padding", 3, 2, 5, 4, padding="all"),
     Case("no_tokens", 0, 2, 5, 4),
     Case("one_head", 5, 1, 9, 4),
+    Case("many_keys", 5, 4, 300, 8),
+    Case("many_heads", 3, 64, 40, 16),
 )
 
 
@@ -94,27 +99,54 @@ OP = Op("mla_sparse", reference, CASES, make_inputs)
 def _torch(
     q_latent: Tensor, q_rope: Tensor, kv_latent: Tensor, k_rope: Tensor, topk_indices: Tensor, *, softmax_scale: float
 ) -> Tensor:
-    (num_tokens, num_heads, latent), topk = q_latent.shape, topk_indices.shape[1]
+    (num_tokens, num_heads, latent), topk, num_keys = q_latent.shape, topk_indices.shape[1], kv_latent.shape[0]
     keys = torch.cat([kv_latent, k_rope], -1).float()  # [n, C + R]
+    # Gathering copies K keys per token; a matrix product with all n keys and a mask copies none, but counts for every
+    # head. The mask lets what is not finite through, gathering does not.
+    masked = num_keys * num_heads <= topk * (num_heads + _HEADS_PER_COPY) and bool(keys.isfinite().all())
+    width = num_keys * num_heads if masked else topk * (keys.shape[1] + num_heads)
+    step = max(1, _CHUNK_ELEMENTS // max(1, width))
     out = torch.empty_like(q_latent)
-    step = max(1, _CHUNK_ELEMENTS // max(1, topk * (keys.shape[1] + num_heads)))
     for start in range(0, num_tokens, step):
         chunk = slice(start, start + step)
         q = torch.cat([q_latent[chunk], q_rope[chunk]], -1).float() * softmax_scale  # [t, H, C + R]
-        out[chunk] = _attend(q, keys, topk_indices[chunk], latent)
+        picks = topk_indices[chunk].long()
+        if masked:
+            out[chunk] = _attend_masked(q, keys, picks, latent)
+        else:
+            selected = keys[picks.clamp(min=0)]  # [t, K, C + R]
+            out[chunk] = _attend(q, selected, picks < 0, latent)
     return out
 
 
-def _attend(q: Tensor, keys: Tensor, topk_indices: Tensor, latent: int) -> Tensor:
-    absent = topk_indices < 0  # [t, K]
-    # Absent keys become zeros, not whatever row 0 holds: a weight of zero times a foreign NaN would be NaN.
-    selected = keys[topk_indices.clamp(min=0).long()].masked_fill_(absent[..., None], 0.0)  # [t, K, C + R]
-    scores = torch.bmm(q, selected.transpose(1, 2)).masked_fill_(absent[:, None], -torch.inf)  # [t, H, K]
+def _attend(q: Tensor, selected: Tensor, absent: Tensor, latent: int) -> Tensor:
+    """q [t, H, C + R] scaled, selected [t, K, C + R], absent [t, K] -> [t, H, C]. `selected` is overwritten."""
+    some_absent = bool(absent.any())
+    if some_absent:
+        # Zeros, not whatever was gathered in their place: a weight of zero times a foreign NaN would be NaN.
+        selected = selected.masked_fill_(absent[..., None], 0.0)
+    scores = torch.bmm(q, selected.transpose(1, 2))  # [t, H, K]
+    if some_absent:
+        scores.masked_fill_(absent[:, None], -torch.inf)
+    return torch.bmm(_softmax(scores, absent), selected[..., :latent])
+
+
+def _attend_masked(q: Tensor, keys: Tensor, picks: Tensor, latent: int) -> Tensor:
+    """q [t, H, C + R] scaled, keys [n, C + R], picks [t, K], -1 for none -> [t, H, C]."""
+    num_keys = keys.shape[0]
+    unpicked = torch.ones(picks.shape[0], num_keys + 1, dtype=torch.bool, device=picks.device)
+    unpicked = unpicked.scatter_(1, picks.where(picks >= 0, num_keys), False)[:, :num_keys]
+    scores = (q.flatten(0, 1) @ keys.T).unflatten(0, q.shape[:2]).masked_fill_(unpicked[:, None], -torch.inf)
+    weights = _softmax(scores, unpicked)  # [t, H, n]
+    return (weights.flatten(0, 1) @ keys[:, :latent]).unflatten(0, q.shape[:2])
+
+
+def _softmax(scores: Tensor, absent: Tensor) -> Tensor:
     weights = scores.softmax(-1)
     empty = absent.all(-1)
     if empty.any():
         weights[empty] = 0.0  # the softmax of nothing
-    return torch.bmm(weights, selected[..., :latent])  # [t, H, C]
+    return weights
 
 
 def mla_sparse(
@@ -129,3 +161,53 @@ def mla_sparse(
 ) -> Tensor:
     """See the module docstring."""
     return OP.pick(backend)(q_latent, q_rope, kv_latent, k_rope, topk_indices, softmax_scale=softmax_scale)
+
+
+def make_selected_inputs(case: Case) -> dict[str, Any]:
+    """The inputs of the same case, gathered."""
+    inputs = make_inputs(case)
+    picks = inputs.pop("topk_indices").long()
+    for name in ("kv_latent", "k_rope"):
+        inputs[name] = inputs[name][picks.clamp(min=0)]
+    return {**inputs, "present": picks >= 0}
+
+
+def selected_reference(
+    q_latent: Tensor, q_rope: Tensor, kv_latent: Tensor, k_rope: Tensor, present: Tensor, *, softmax_scale: float
+) -> Tensor:
+    """The contract, through that of `mla_sparse`."""
+    picks = torch.arange(present.numel()).view(present.shape).where(present, -1)
+    keys = kv_latent.flatten(0, 1), k_rope.flatten(0, 1)
+    return reference(q_latent, q_rope, *keys, picks, softmax_scale=softmax_scale)
+
+
+SELECTED_OP = Op("mla_selected", selected_reference, CASES, make_selected_inputs)
+
+
+@SELECTED_OP.backend("torch")
+def _selected_torch(
+    q_latent: Tensor, q_rope: Tensor, kv_latent: Tensor, k_rope: Tensor, present: Tensor, *, softmax_scale: float
+) -> Tensor:
+    (num_tokens, num_heads, latent), topk = q_latent.shape, present.shape[1]
+    out = torch.empty_like(q_latent)
+    step = max(1, _CHUNK_ELEMENTS // max(1, topk * (latent + k_rope.shape[2] + num_heads)))
+    for start in range(0, num_tokens, step):
+        chunk = slice(start, start + step)
+        q = torch.cat([q_latent[chunk], q_rope[chunk]], -1).float() * softmax_scale
+        selected = torch.cat([kv_latent[chunk], k_rope[chunk]], -1).float()
+        out[chunk] = _attend(q, selected, ~present[chunk], latent)
+    return out
+
+
+def mla_selected(
+    q_latent: Tensor,
+    q_rope: Tensor,
+    kv_latent: Tensor,
+    k_rope: Tensor,
+    present: Tensor,
+    *,
+    softmax_scale: float,
+    backend: str = "torch",
+) -> Tensor:
+    """See the module docstring."""
+    return SELECTED_OP.pick(backend)(q_latent, q_rope, kv_latent, k_rope, present, softmax_scale=softmax_scale)

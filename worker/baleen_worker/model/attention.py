@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from baleen_kernels.mha_dense import mha_dense
-from baleen_kernels.mla_sparse import mla_sparse
+from baleen_kernels.mla_sparse import mla_selected, mla_sparse
 from baleen_kernels.rope import rope
 from torch import Tensor, nn
 
@@ -101,22 +101,16 @@ class Attention(nn.Module):
         up = self.kv_b_proj.plain_weight().unflatten(0, (self.num_heads, -1))  # [H, N + V, C]
         up_k, up_v = up.split([self.nope_dim, self.value_dim], 1)
         q_latent = torch.einsum("thn,hnc->thc", q_nope, up_k)
-        slots, indices = _gather_plan(picks, rows)
-        kv_latent, k_rope = step.pools.read_latent(self.layer, slots)
-        out = mla_sparse(q_latent, q_rope, kv_latent, k_rope, indices, softmax_scale=self.softmax_scale)
+        row = torch.arange(rows.kv_slots.shape[0], device=picks.device).repeat_interleave(rows.tokens_per_row)[:, None]
+        # Reads either every key of the rows or the picked ones, whichever is less: a long prompt piece uses most keys
+        # many times, a decode row few keys of many.
+        if picks.numel() > rows.kv_slots.numel():
+            kv_latent, k_rope = step.pools.read_latent(self.layer, rows.kv_slots.flatten())  # [B * n, C], [B * n, R]
+            indices = torch.where(picks < 0, -1, picks + row * rows.num_keys)
+            out = mla_sparse(q_latent, q_rope, kv_latent, k_rope, indices, softmax_scale=self.softmax_scale)
+        else:
+            slots = rows.kv_slots[row, picks.clamp(min=0).long()]  # [B * t, K]
+            kv_latent, k_rope = step.pools.read_latent(self.layer, slots.flatten())
+            keys = kv_latent.unflatten(0, slots.shape), k_rope.unflatten(0, slots.shape)
+            out = mla_selected(q_latent, q_rope, *keys, picks >= 0, softmax_scale=self.softmax_scale)
         return torch.einsum("thc,hvc->thv", out, up_v)
-
-
-def _gather_plan(picks: Tensor, rows: AbsorbedRows) -> tuple[Tensor, Tensor]:
-    """picks [B * t, K], positions -> slots to read [m], and each pick's place among them [B * t, K], -1 kept.
-
-    Reads either every key of the rows once or the picked keys only, whichever is less: a long prompt piece uses most
-    keys many times, a decode row few keys of many.
-    """
-    num_rows, num_keys = rows.kv_slots.shape
-    row = torch.arange(num_rows, device=picks.device).repeat_interleave(rows.tokens_per_row)[:, None]  # [B * t, 1]
-    if picks.numel() > rows.kv_slots.numel():
-        return rows.kv_slots.flatten(), torch.where(picks < 0, -1, picks + row * num_keys)
-    slots = rows.kv_slots[row, picks.clamp(min=0).long()]  # [B * t, K]
-    places = torch.arange(picks.numel(), device=picks.device).view(picks.shape)
-    return slots.flatten(), torch.where(picks < 0, -1, places)
