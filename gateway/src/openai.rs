@@ -1,0 +1,19 @@
+//! The OpenAI-compatible wire: request bodies into validated specifications, results into response objects.
+//!
+//! Unvalidated types stop here: what leaves this module obeys the one table of limits that the worker reads too.
+
+pub mod chat;
+pub mod completions;
+pub mod error;
+mod fields;
+pub mod generation;
+pub mod limits;
+pub mod logprobs;
+pub mod models;
+pub mod response;
+pub mod sampling;
+
+pub use error::{ErrorObject, InvalidRequest, RejectKind};
+pub use generation::{GenerationSpec, ModelFacts, StreamSpec};
+pub use limits::Limits;
+pub use sampling::SamplingSpec;

@@ -1,0 +1,162 @@
+//! The messages of a chat request: roles, content parts, history of reasoning.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
+
+use crate::chat::encode::{Message, Role};
+use crate::openai::error::InvalidRequest;
+use crate::openai::fields::Asks;
+
+/// Between two content parts: a blank line, as DeepSeek's own converter joins them.
+const PART_SEPARATOR: &str = "\n\n";
+
+#[derive(Debug, Deserialize)]
+pub(super) struct WireMessage {
+    role: Option<String>,
+    #[serde(default, deserialize_with = "present")]
+    content: Option<Content>,
+    reasoning_content: Option<String>,
+    /// Another name of `reasoning_content`.
+    reasoning: Option<String>,
+    prefix: Option<bool>,
+    #[serde(default)]
+    tool_calls: Asks,
+    #[serde(default)]
+    function_call: Asks,
+}
+
+/// Tells `"content": null` from no content at all.
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Content>, D::Error> {
+    Content::deserialize(deserializer).map(Some)
+}
+
+/// A message's text: null is empty, parts are joined.
+#[derive(Debug, Default)]
+struct Content(String);
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ContentVisitor;
+        impl<'de> Visitor<'de> for ContentVisitor {
+            type Value = Content;
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a string, a list of content parts or null")
+            }
+            fn visit_unit<E>(self) -> Result<Content, E> {
+                Ok(Content::default())
+            }
+            fn visit_str<E>(self, value: &str) -> Result<Content, E> {
+                Ok(Content(value.to_owned()))
+            }
+            fn visit_string<E>(self, value: String) -> Result<Content, E> {
+                Ok(Content(value))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Content, A::Error> {
+                let mut joined = String::new();
+                let mut first = true;
+                while let Some(part) = parts.next_element::<Part>()? {
+                    if !first {
+                        joined.push_str(PART_SEPARATOR);
+                    }
+                    first = false;
+                    joined.push_str(&part.text);
+                }
+                Ok(Content(joined))
+            }
+        }
+        deserializer.deserialize_any(ContentVisitor)
+    }
+}
+
+struct Part {
+    text: String,
+}
+
+impl<'de> Deserialize<'de> for Part {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(expecting = "a content part, which is an object with a type")]
+        struct Fields {
+            r#type: String,
+            text: Option<String>,
+        }
+        let fields = Fields::deserialize(deserializer)?;
+        match (fields.r#type.as_str(), fields.text) {
+            ("text", Some(text)) => Ok(Self { text }),
+            ("text", None) => Err(D::Error::missing_field("text")),
+            (other, _) => {
+                let message = format!("content parts of type {other:?} are not supported, only \"text\" is");
+                Err(D::Error::custom(message))
+            }
+        }
+    }
+}
+
+/// Checks the conversation. The second value is whether the last message asks to be continued by its `prefix` flag.
+pub(super) fn validate(messages: Option<Vec<WireMessage>>) -> Result<(Vec<Message>, bool), InvalidRequest> {
+    let messages = messages.ok_or_else(|| InvalidRequest::field("messages", "'messages' is required."))?;
+    if messages.is_empty() {
+        return Err(InvalidRequest::field("messages", "'messages' must hold at least one message."));
+    }
+    let last = messages.len() - 1;
+    let mut prefix = false;
+    let mut checked = Vec::with_capacity(messages.len());
+    for (index, message) in messages.into_iter().enumerate() {
+        let asks_prefix = message.prefix.unwrap_or(false);
+        let message = validate_one(message, index)?;
+        if asks_prefix {
+            if index != last || message.role != Role::Assistant {
+                let param = format!("messages[{index}].prefix");
+                return Err(InvalidRequest::field(
+                    param,
+                    "Only a final assistant message can have 'prefix': true.",
+                ));
+            }
+            prefix = true;
+        }
+        checked.push(message);
+    }
+    Ok((checked, prefix))
+}
+
+fn validate_one(message: WireMessage, index: usize) -> Result<Message, InvalidRequest> {
+    let param = |field: &str| format!("messages[{index}].{field}");
+    let role = parse_role(message.role, &param("role"))?;
+    for (field, Asks(asks)) in [("tool_calls", message.tool_calls), ("function_call", message.function_call)] {
+        if asks {
+            let param = param(field);
+            let text = format!("'{param}' is not implemented by this server.");
+            return Err(InvalidRequest::not_implemented(param, text));
+        }
+    }
+    let content = match (message.content, role) {
+        (Some(Content(text)), _) => text,
+        (None, Role::Assistant) => String::new(),
+        (None, Role::System | Role::User) => {
+            let param = param("content");
+            let text = format!("'{param}' is required.");
+            return Err(InvalidRequest::field(param, text));
+        }
+    };
+    let reasoning = message.reasoning_content.or(message.reasoning).unwrap_or_default();
+    Ok(Message { role, content, reasoning })
+}
+
+fn parse_role(role: Option<String>, param: &str) -> Result<Role, InvalidRequest> {
+    match role.as_deref() {
+        Some("system") => Ok(Role::System),
+        Some("user") => Ok(Role::User),
+        Some("assistant") => Ok(Role::Assistant),
+        Some(known @ ("developer" | "tool" | "function")) => {
+            let text = format!("Messages of role {known:?} are not implemented by this server.");
+            Err(InvalidRequest::not_implemented(param, text))
+        }
+        Some(other) => {
+            let text = format!("'{param}' must be \"system\", \"user\" or \"assistant\", but it is {other:?}.");
+            Err(InvalidRequest::field(param, text))
+        }
+        None => Err(InvalidRequest::field(param, format!("'{param}' is required."))),
+    }
+}

@@ -1,0 +1,227 @@
+//! `chat.completion` and `chat.completion.chunk`.
+
+use serde::Serialize;
+
+use crate::openai::logprobs::ChatLogprobs;
+use crate::openai::response::{ChunkUsage, FinishReason, ResponseHead, StopReason, Usage};
+
+/// `choices[].message`.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct ChatMessage<'a> {
+    role: &'static str,
+    content: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
+}
+
+impl<'a> ChatMessage<'a> {
+    /// `reasoning` is absent when the request did not think.
+    pub fn new(content: &'a str, reasoning: Option<&'a str>) -> Self {
+        Self {
+            role: "assistant",
+            content,
+            reasoning_content: reasoning,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct ChatChoice<'a> {
+    pub index: u32,
+    pub message: ChatMessage<'a>,
+    pub logprobs: Option<ChatLogprobs<'a>>,
+    pub finish_reason: FinishReason,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_reason: Option<StopReason<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<&'a [u32]>,
+}
+
+#[derive(Serialize)]
+struct ChatCompletion<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: &'a [ChatChoice<'a>],
+    usage: &'a Usage,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [u32]>,
+}
+
+/// Appends a whole answer as JSON to `out`.
+pub fn write_completion(
+    head: &ResponseHead,
+    choices: &[ChatChoice<'_>],
+    usage: &Usage,
+    prompt_token_ids: Option<&[u32]>,
+    out: &mut Vec<u8>,
+) -> serde_json::Result<()> {
+    let answer = ChatCompletion {
+        id: &head.id,
+        object: "chat.completion",
+        created: head.created,
+        model: &head.model,
+        choices,
+        usage,
+        prompt_token_ids,
+    };
+    serde_json::to_writer(out, &answer)
+}
+
+/// `choices[].delta`.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct ChatDelta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<Nullable<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
+}
+
+/// A string or an explicit null.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(transparent)]
+struct Nullable<'a>(Option<&'a str>);
+
+impl<'a> ChatDelta<'a> {
+    /// The first delta of a choice. A thinking answer begins with reasoning, so its content is still null.
+    pub fn role(thinking: bool) -> Self {
+        let content = if thinking { None } else { Some("") };
+        Self {
+            role: Some("assistant"),
+            content: Some(Nullable(content)),
+            reasoning_content: thinking.then_some(""),
+        }
+    }
+
+    pub fn reasoning(text: &'a str) -> Self {
+        Self {
+            reasoning_content: Some(text),
+            ..Self::default()
+        }
+    }
+
+    pub fn content(text: &'a str) -> Self {
+        Self {
+            content: Some(Nullable(Some(text))),
+            ..Self::default()
+        }
+    }
+
+    /// The delta of the chunk that carries the finish reason.
+    pub fn empty() -> Self {
+        Self::default()
+    }
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct ChatChunkChoice<'a> {
+    pub index: u32,
+    pub delta: ChatDelta<'a>,
+    pub logprobs: Option<ChatLogprobs<'a>>,
+    pub finish_reason: Option<FinishReason>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_reason: Option<StopReason<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<&'a [u32]>,
+}
+
+impl<'a> ChatChunkChoice<'a> {
+    /// A chunk of text only.
+    pub fn new(index: u32, delta: ChatDelta<'a>) -> Self {
+        Self {
+            index,
+            delta,
+            logprobs: None,
+            finish_reason: None,
+            stop_reason: None,
+            token_ids: None,
+        }
+    }
+
+    /// The chunk that ends a choice.
+    pub fn finish(index: u32, reason: FinishReason, stop_reason: Option<StopReason<'a>>) -> Self {
+        Self {
+            finish_reason: Some(reason),
+            stop_reason,
+            ..Self::new(index, ChatDelta::empty())
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct ChatChunk<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: &'a [ChatChunkChoice<'a>],
+    #[serde(skip_serializing_if = "ChunkUsage::is_absent")]
+    usage: ChunkUsage<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [u32]>,
+}
+
+/// Writes the chunks of one streamed answer.
+#[derive(Debug, Clone)]
+pub struct ChatChunkWriter {
+    head: ResponseHead,
+    with_usage: bool,
+}
+
+impl ChatChunkWriter {
+    /// `with_usage`: whether chunks have a usage field, null where there is nothing to say.
+    pub fn new(head: ResponseHead, with_usage: bool) -> Self {
+        Self { head, with_usage }
+    }
+
+    /// Appends one chunk as JSON to `out`. `usage` is the usage so far, for a client that wants it in every chunk.
+    pub fn write(
+        &self,
+        choice: &ChatChunkChoice<'_>,
+        usage: Option<&Usage>,
+        out: &mut Vec<u8>,
+    ) -> serde_json::Result<()> {
+        self.write_chunk(std::slice::from_ref(choice), usage, None, out)
+    }
+
+    /// The first chunk of a choice for a client that asked for token ids: it carries the prompt's.
+    pub fn write_first(
+        &self,
+        choice: &ChatChunkChoice<'_>,
+        usage: Option<&Usage>,
+        prompt_token_ids: &[u32],
+        out: &mut Vec<u8>,
+    ) -> serde_json::Result<()> {
+        self.write_chunk(std::slice::from_ref(choice), usage, Some(prompt_token_ids), out)
+    }
+
+    /// The last chunk: no choices, the usage of the whole answer.
+    pub fn write_usage(&self, usage: &Usage, out: &mut Vec<u8>) -> serde_json::Result<()> {
+        self.write_chunk(&[], Some(usage), None, out)
+    }
+
+    fn write_chunk(
+        &self,
+        choices: &[ChatChunkChoice<'_>],
+        usage: Option<&Usage>,
+        prompt_token_ids: Option<&[u32]>,
+        out: &mut Vec<u8>,
+    ) -> serde_json::Result<()> {
+        let chunk = ChatChunk {
+            id: &self.head.id,
+            object: "chat.completion.chunk",
+            created: self.head.created,
+            model: &self.head.model,
+            choices,
+            usage: ChunkUsage::of(usage, self.with_usage),
+            prompt_token_ids,
+        };
+        serde_json::to_writer(out, &chunk)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,101 @@
+//! Whether a chat request thinks. Clients say so in five ways; a switch wins over an effort, an effort over the
+//! model's default.
+
+use serde::Deserialize;
+use serde::de::MapAccess;
+
+use crate::openai::error::InvalidRequest;
+use crate::openai::fields::Integer;
+
+const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+
+/// DeepSeek's own switch.
+#[derive(Debug, Deserialize)]
+struct Thinking {
+    r#type: Option<String>,
+    budget_tokens: Option<Integer>,
+}
+
+/// The switch of engines that render chat templates.
+#[derive(Debug, Deserialize)]
+struct TemplateArguments {
+    thinking: Option<bool>,
+    enable_thinking: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Reasoning {
+    enabled: Option<bool>,
+    effort: Option<String>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct ThinkingFields {
+    thinking: Option<Thinking>,
+    chat_template_kwargs: Option<TemplateArguments>,
+    reasoning: Option<Reasoning>,
+    reasoning_effort: Option<String>,
+}
+
+pub(super) struct ThinkingSpec {
+    pub enabled: bool,
+    /// Reasoning tokens, unchecked.
+    pub budget: Option<i128>,
+}
+
+impl ThinkingFields {
+    /// Reads the value if `key` is one of these fields.
+    pub(super) fn read<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
+        match key {
+            "thinking" => self.thinking = map.next_value()?,
+            "chat_template_kwargs" => self.chat_template_kwargs = map.next_value()?,
+            "reasoning" => self.reasoning = map.next_value()?,
+            "reasoning_effort" => self.reasoning_effort = map.next_value()?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    pub(super) fn resolve(&self, by_default: bool) -> Result<ThinkingSpec, InvalidRequest> {
+        let thinking = self.thinking.as_ref();
+        let switch = thinking.and_then(|thinking| thinking.r#type.as_deref()).map(switch).transpose()?;
+        let template = self.chat_template_kwargs.as_ref();
+        let reasoning = self.reasoning.as_ref();
+        let nested_effort = reasoning.and_then(|reasoning| reasoning.effort.as_deref());
+        let efforts = [("reasoning_effort", self.reasoning_effort.as_deref()), ("reasoning.effort", nested_effort)];
+        let mut effort = None;
+        for (param, value) in efforts {
+            let thinks = value.map(|value| effort_thinks(param, value)).transpose()?;
+            effort = effort.or(thinks);
+        }
+        let enabled = switch
+            .or(template.and_then(|arguments| arguments.thinking.or(arguments.enable_thinking)))
+            .or(reasoning.and_then(|reasoning| reasoning.enabled))
+            .or(effort)
+            .unwrap_or(by_default);
+        let budget = thinking.and_then(|thinking| thinking.budget_tokens);
+        Ok(ThinkingSpec {
+            enabled,
+            budget: budget.map(|Integer(budget)| budget),
+        })
+    }
+}
+
+fn switch(value: &str) -> Result<bool, InvalidRequest> {
+    match value {
+        "enabled" => Ok(true),
+        "disabled" => Ok(false),
+        _ => {
+            let message = format!("'thinking.type' must be \"enabled\" or \"disabled\", but it is {value:?}.");
+            Err(InvalidRequest::field("thinking.type", message))
+        }
+    }
+}
+
+fn effort_thinks(param: &str, value: &str) -> Result<bool, InvalidRequest> {
+    if EFFORTS.contains(&value) {
+        return Ok(value != "none");
+    }
+    let message = format!("'{param}' must be one of {}, but it is {value:?}.", EFFORTS.join(", "));
+    Err(InvalidRequest::field(param, message))
+}
