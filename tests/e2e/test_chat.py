@@ -159,9 +159,10 @@ def test_a_stop_token_ends_the_answer_without_its_text(client: openai.OpenAI) ->
     assert stopped.usage.completion_tokens == place + 1
 
 
-def test_n_answers_differ_and_repeat_under_a_seed(client: openai.OpenAI) -> None:
-    first = ask(client, n=3, temperature=1, seed=11)
-    again = ask(client, n=3, temperature=1, seed=11)
+def test_n_answers_differ_and_repeat_under_a_seed(model_stack: Gateway) -> None:
+    with model_stack.client() as client:
+        first = ask(client, n=3, temperature=1, seed=11)
+        again = ask(client, n=3, temperature=1, seed=11)
     texts = [choice.message.content for choice in sorted(first.choices, key=lambda choice: choice.index)]
     assert len(set(texts)) == 3
     assert texts == [choice.message.content for choice in sorted(again.choices, key=lambda choice: choice.index)]
@@ -178,10 +179,17 @@ def test_n_answers_stream_side_by_side(client: openai.OpenAI) -> None:
     assert reasons == ["length", "length"]
 
 
-def test_a_seed_fixes_the_answer_and_another_changes_it(client: openai.OpenAI) -> None:
-    one = text_of(ask(client, temperature=1, seed=1))
-    assert text_of(ask(client, temperature=1, seed=1)) == one
-    assert text_of(ask(client, temperature=1, seed=2)) != one
+def test_a_seed_fixes_the_answer_and_another_changes_it(model_stack: Gateway) -> None:
+    with model_stack.client() as client:
+        one = text_of(ask(client, temperature=1, seed=1))
+        assert text_of(ask(client, temperature=1, seed=1)) == one
+        assert text_of(ask(client, temperature=1, seed=2)) != one
+        assert text_of(ask(client, temperature=1, seed=-1)) == text_of(ask(client, temperature=1, seed=-1)) != one
+
+
+def test_answers_without_a_seed_differ(model_stack: Gateway) -> None:
+    with model_stack.client() as client:
+        assert len({text_of(ask(client, temperature=1)) for _ in range(3)}) == 3
 
 
 def test_logprobs_describe_every_token(client: openai.OpenAI) -> None:

@@ -89,7 +89,7 @@ def test_every_id_below_the_vocabulary_size_is_a_prompt(client: openai.OpenAI, v
 def test_an_id_beyond_the_vocabulary_is_refused(client: openai.OpenAI, vocab_size: int) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         complete(client, [1, vocab_size])
-    assert refused.value.param == "prompt"
+    assert refused.value.param == "prompt[1]"
 
 
 def test_echo_puts_the_prompt_before_the_continuation(client: openai.OpenAI) -> None:
