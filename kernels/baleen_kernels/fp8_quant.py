@@ -14,6 +14,7 @@ checkpoints; it need not be a power of two; last tiles may be partial. The tile 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,8 +117,22 @@ def quantize_groups(x: Tensor, *, scale_ue8m0: bool, backend: str = "torch") -> 
 def dequantize_groups(values: Tensor, scales: Tensor) -> Tensor:
     """values [..., N] float8_e4m3fn, scales [..., G] float32 -> [..., N] float32."""
     num_groups = scales.shape[-1]
-    groups = values.float().unflatten(-1, (num_groups, values.shape[-1] // num_groups))
+    groups = e4m3_to_float(values).unflatten(-1, (num_groups, values.shape[-1] // num_groups))
     return (groups * scales[..., None]).flatten(-2)
+
+
+@functools.cache
+def _e4m3_numbers() -> Tensor:
+    return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+
+
+def e4m3_to_float(values: Tensor) -> Tensor:
+    """float8_e4m3fn -> float32 of the same shape, exactly, NaN included."""
+    if values.device.type != "cpu":
+        return values.float()
+    # On a CPU looking the 256 numbers up takes a seventh of the time that converting does.
+    codes = values.contiguous().view(torch.uint8).flatten().int()
+    return _e4m3_numbers().index_select(0, codes).view(values.shape)
 
 
 def round_groups(x: Tensor, *, scale_ue8m0: bool, backend: str = "torch") -> Tensor:
@@ -169,7 +184,7 @@ WEIGHT_OP = Op("fp8_dequantize_weight", weight_reference, WEIGHT_CASES, make_wei
 def _weight_torch(weight: Tensor, scale_inv: Tensor, *, dtype: torch.dtype) -> Tensor:
     rows, columns = weight.shape
     scales = scale_inv.float().repeat_interleave(TILE, 0)[:rows].repeat_interleave(TILE, 1)[:, :columns]
-    return (weight.float() * scales).to(dtype)
+    return (e4m3_to_float(weight) * scales).to(dtype)
 
 
 def dequantize_weight(weight: Tensor, scale_inv: Tensor, *, dtype: torch.dtype, backend: str = "torch") -> Tensor:
