@@ -35,9 +35,9 @@ def rotary_frequencies(width: int, theta: float, scaling: RopeScaling | None) ->
     Without scaling f_i = theta^(-2i/width). YaRN keeps f for pairs that turn often within the original context, uses
     f / factor for those that turn seldom, and blends linearly between the two.
     """
-    f = 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.float32, device="cpu") / width)
+    wavelength = theta ** (torch.arange(0, width, 2, dtype=torch.float32, device="cpu") / width)
     if scaling is None:
-        return f
+        return 1.0 / wavelength
 
     def pair_that_turns(times: float) -> float:
         ratio = scaling.original_max_position_embeddings / (times * 2 * math.pi)
@@ -46,8 +46,9 @@ def rotary_frequencies(width: int, theta: float, scaling: RopeScaling | None) ->
     low = max(math.floor(pair_that_turns(scaling.beta_fast)), 0)
     high = min(math.ceil(pair_that_turns(scaling.beta_slow)), width - 1)
     span = high - low or 0.001  # a step where the blend has no width
-    slow = ((torch.arange(width // 2, device="cpu") - low) / span).clamp(0, 1)
-    return f * (1 - slow) + f / scaling.factor * slow
+    fast = 1 - ((torch.arange(width // 2, dtype=torch.float32, device="cpu") - low) / span).clamp(0, 1)
+    # In this order of operations: at position 1e5 the last bit of a frequency turns the angle by a hundredth.
+    return 1.0 / (scaling.factor * wavelength) * (1 - fast) + 1.0 / wavelength * fast
 
 
 def rotary_table(positions: Tensor, frequencies: Tensor, magnitude: float) -> RotaryTable:
