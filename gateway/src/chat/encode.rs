@@ -63,7 +63,11 @@ pub struct EncodeOptions {
 impl EncodeOptions {
     /// What a chat request wants: begin of sentence, and a turn for the model to fill.
     pub fn request(thinking: bool, continue_final: bool) -> Self {
-        let ending = if continue_final { Ending::ContinueFinal } else { Ending::OpenTurn };
+        let ending = if continue_final {
+            Ending::ContinueFinal
+        } else {
+            Ending::OpenTurn
+        };
         Self {
             thinking,
             ending,
@@ -90,12 +94,18 @@ pub enum EncodeError {
 }
 
 /// Renders a conversation. Control tokens are looked up by their text, and only those that are used.
-pub fn encode(messages: &[Message], options: &EncodeOptions, tokenizer: &Tokenizer) -> Result<Encoded, EncodeError> {
+pub fn encode(
+    messages: &[Message],
+    options: &EncodeOptions,
+    tokenizer: &Tokenizer,
+) -> Result<Encoded, EncodeError> {
     let mut prompt = Prompt::new(tokenizer, options.thinking);
     if options.add_begin_of_sentence {
         prompt.control(BEGIN_OF_SENTENCE)?;
     }
-    let last_user = messages.iter().rposition(|message| message.role == Role::User);
+    let last_user = messages
+        .iter()
+        .rposition(|message| message.role == Role::User);
     let continued = match (options.ending, messages.split_last()) {
         (Ending::ContinueFinal, Some((last, _))) if last.role == Role::Assistant => Some(last),
         (Ending::ContinueFinal, _) => {
@@ -177,10 +187,19 @@ impl<'a> Prompt<'a> {
     fn open_turn(&mut self, current: bool) -> Result<(), TokenizerError> {
         self.control(ASSISTANT)?;
         self.in_reasoning = self.thinking && current;
-        self.control(if self.in_reasoning { THINK_OPEN } else { THINK_CLOSE })
+        self.control(if self.in_reasoning {
+            THINK_OPEN
+        } else {
+            THINK_CLOSE
+        })
     }
 
-    fn assistant(&mut self, message: &Message, index: usize, after_last_user: bool) -> Result<(), EncodeError> {
+    fn assistant(
+        &mut self,
+        message: &Message,
+        index: usize,
+        after_last_user: bool,
+    ) -> Result<(), EncodeError> {
         if self.thinking && after_last_user {
             if message.reasoning.is_empty() {
                 return Err(EncodeError::Invalid {

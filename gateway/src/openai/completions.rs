@@ -55,7 +55,11 @@ impl CompletionRequest {
         self.fields.model.as_deref()
     }
 
-    pub fn validate(self, limits: &Limits, model: &ModelFacts) -> Result<CompletionSpec, InvalidRequest> {
+    pub fn validate(
+        self,
+        limits: &Limits,
+        model: &ModelFacts,
+    ) -> Result<CompletionSpec, InvalidRequest> {
         if self.suffix.is_some_and(|suffix| !suffix.is_empty()) {
             let message = "'suffix' is not implemented by this server.";
             return Err(InvalidRequest::not_implemented("suffix", message));
@@ -66,8 +70,13 @@ impl CompletionRequest {
         check_prompts(&prompts, is_list, model)?;
         let mut generation = self.fields.validate(limits, model)?;
         let n = generation.n;
-        if let Some(Integer(best_of)) = self.best_of.filter(|Integer(best_of)| *best_of != i128::from(n)) {
-            let message = format!("'best_of' is not supported: it must equal 'n', which is {n}, but it is {best_of}.");
+        if let Some(Integer(best_of)) = self
+            .best_of
+            .filter(|Integer(best_of)| *best_of != i128::from(n))
+        {
+            let message = format!(
+                "'best_of' is not supported: it must equal 'n', which is {n}, but it is {best_of}."
+            );
             return Err(InvalidRequest::field("best_of", message));
         }
         if prompts.len().saturating_mul(n as usize) > MAX_TOTAL_CHOICES {
@@ -78,7 +87,9 @@ impl CompletionRequest {
             return Err(InvalidRequest::field("prompt", message));
         }
         let echo = self.echo.unwrap_or(false);
-        let logprobs = self.logprobs.map(|Integer(value)| limits.logprobs.check_u32("logprobs", value));
+        let logprobs = self
+            .logprobs
+            .map(|Integer(value)| limits.logprobs.check_u32("logprobs", value));
         generation.sampling.logprobs = logprobs.transpose()?;
         generation.sampling.prompt_logprobs = generation.sampling.logprobs.filter(|_| echo);
         generation.default_max_tokens = Some(DEFAULT_MAX_TOKENS);
@@ -90,18 +101,35 @@ impl CompletionRequest {
     }
 }
 
-fn check_prompts(prompts: &[PromptSource], is_list: bool, model: &ModelFacts) -> Result<(), InvalidRequest> {
+fn check_prompts(
+    prompts: &[PromptSource],
+    is_list: bool,
+    model: &ModelFacts,
+) -> Result<(), InvalidRequest> {
     if prompts.is_empty() {
-        return Err(InvalidRequest::field("prompt", "'prompt' must not be empty."));
+        return Err(InvalidRequest::field(
+            "prompt",
+            "'prompt' must not be empty.",
+        ));
     }
     for (index, prompt) in prompts.iter().enumerate() {
-        let param = if is_list { format!("prompt[{index}]") } else { "prompt".to_owned() };
+        let param = if is_list {
+            format!("prompt[{index}]")
+        } else {
+            "prompt".to_owned()
+        };
         match prompt {
             PromptSource::Text(text) if text.is_empty() => {
-                return Err(InvalidRequest::field(&param, format!("'{param}' must not be empty.")));
+                return Err(InvalidRequest::field(
+                    &param,
+                    format!("'{param}' must not be empty."),
+                ));
             }
             PromptSource::Ids(ids) if ids.is_empty() => {
-                return Err(InvalidRequest::field(&param, format!("'{param}' must not be empty.")));
+                return Err(InvalidRequest::field(
+                    &param,
+                    format!("'{param}' must not be empty."),
+                ));
             }
             PromptSource::Text(_) => {}
             PromptSource::Ids(ids) => {
@@ -121,7 +149,8 @@ struct Prompts {
     is_list: bool,
 }
 
-const PROMPT_FORMS: &str = "a string, a list of strings, a list of token ids or a list of lists of token ids";
+const PROMPT_FORMS: &str =
+    "a string, a list of strings, a list of token ids or a list of lists of token ids";
 
 impl<'de> Deserialize<'de> for Prompts {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -162,11 +191,15 @@ impl<'de> Deserialize<'de> for Prompts {
                     Some(FirstElement::Ids(first)) => {
                         prompts.push(PromptSource::Ids(first));
                         while let Some(ids) = list.next_element::<Vec<TokenId>>()? {
-                            prompts.push(PromptSource::Ids(ids.into_iter().map(|id| id.0).collect()));
+                            prompts
+                                .push(PromptSource::Ids(ids.into_iter().map(|id| id.0).collect()));
                         }
                     }
                 }
-                Ok(Prompts { prompts, is_list: true })
+                Ok(Prompts {
+                    prompts,
+                    is_list: true,
+                })
             }
         }
         deserializer.deserialize_any(PromptsVisitor)
@@ -230,7 +263,10 @@ impl<'de> Deserialize<'de> for CompletionRequest {
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
                 formatter.write_str("an object")
             }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<CompletionRequest, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> Result<CompletionRequest, A::Error> {
                 let mut request = CompletionRequest::default();
                 while let Some(key) = map.next_key::<String>()? {
                     match key.as_str() {

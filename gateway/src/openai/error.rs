@@ -162,7 +162,8 @@ mod tests {
         }});
         assert_eq!(serde_json::to_value(error.object()).ok(), Some(expected));
         let body = serde_json::to_string(&InvalidRequest::body("no").object()).ok();
-        let expected = r#"{"error":{"message":"no","type":"invalid_request_error","param":null,"code":null}}"#;
+        let expected =
+            r#"{"error":{"message":"no","type":"invalid_request_error","param":null,"code":null}}"#;
         assert_eq!(body.as_deref(), Some(expected));
     }
 }

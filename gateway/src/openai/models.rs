@@ -38,6 +38,9 @@ pub struct ModelList {
 
 impl ModelList {
     pub fn new(data: Vec<ModelCard>) -> Self {
-        Self { object: "list", data }
+        Self {
+            object: "list",
+            data,
+        }
     }
 }

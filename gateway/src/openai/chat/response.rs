@@ -195,7 +195,12 @@ impl ChatChunkWriter {
         prompt_token_ids: &[u32],
         out: &mut Vec<u8>,
     ) -> serde_json::Result<()> {
-        self.write_chunk(std::slice::from_ref(choice), usage, Some(prompt_token_ids), out)
+        self.write_chunk(
+            std::slice::from_ref(choice),
+            usage,
+            Some(prompt_token_ids),
+            out,
+        )
     }
 
     /// The last chunk: no choices, the usage of the whole answer.

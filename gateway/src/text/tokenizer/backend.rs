@@ -36,9 +36,11 @@ impl Backend {
         let (fast, oracle) = std::thread::scope(|scope| {
             let fast = scope.spawn(move || FastEncoder::load(for_fast));
             let oracle = OracleEncoder::load(root);
-            let fast = fast
-                .join()
-                .unwrap_or_else(|_| Err(TokenizerError::Unsupported("a pipeline that fastokens cannot load".into())));
+            let fast = fast.join().unwrap_or_else(|_| {
+                Err(TokenizerError::Unsupported(
+                    "a pipeline that fastokens cannot load".into(),
+                ))
+            });
             (fast, oracle)
         });
         let oracle = oracle?;
@@ -75,7 +77,11 @@ impl Backend {
 }
 
 /// Compares the two on the probes and on every control token inside text.
-fn agrees(fast: &FastEncoder, oracle: &OracleEncoder, vocabulary: &Vocabulary) -> Result<(), TokenizerError> {
+pub(super) fn agrees(
+    fast: &FastEncoder,
+    oracle: &OracleEncoder,
+    vocabulary: &Vocabulary,
+) -> Result<(), TokenizerError> {
     let mut controls: Vec<(&String, &u32)> = vocabulary.added.iter().collect();
     controls.sort_unstable_by_key(|(_, id)| **id);
     let mut around_controls = String::from("a");
@@ -88,7 +94,9 @@ fn agrees(fast: &FastEncoder, oracle: &OracleEncoder, vocabulary: &Vocabulary) -
             && fast.encode_raw(probe)? == oracle.encode_raw(probe)?;
         if !same {
             let start: String = probe.chars().take(40).collect();
-            let text = format!("text that the fast and the reference tokenizer encode differently: {start:?}");
+            let text = format!(
+                "text that the fast and the reference tokenizer encode differently: {start:?}"
+            );
             return Err(TokenizerError::Unsupported(text));
         }
     }
@@ -106,8 +114,8 @@ impl std::fmt::Debug for FastEncoder {
 
 impl FastEncoder {
     pub(super) fn load(root: Value) -> Result<Self, TokenizerError> {
-        let inner =
-            fastokens::Tokenizer::from_json(root).map_err(|error| TokenizerError::Unsupported(error.to_string()))?;
+        let inner = fastokens::Tokenizer::from_json(root)
+            .map_err(|error| TokenizerError::Unsupported(error.to_string()))?;
         Ok(Self(inner))
     }
 
@@ -116,7 +124,9 @@ impl FastEncoder {
     }
 
     pub(super) fn encode_raw(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        self.0.encode_with_special_tokens(text, false).map_err(encode_error)
+        self.0
+            .encode_with_special_tokens(text, false)
+            .map_err(encode_error)
     }
 }
 
@@ -129,11 +139,12 @@ pub(super) struct OracleEncoder {
 }
 
 impl OracleEncoder {
-    pub(super) fn load(root: Value) -> Result<Self, TokenizerError> {
+    pub(super) fn load(mut root: Value) -> Result<Self, TokenizerError> {
         let mut bare = root.clone();
         bare["added_tokens"] = Value::Array(Vec::new());
         // The post-processor may name tokens that are gone now, and nothing here ever runs it.
         bare["post_processor"] = Value::Null;
+        keep_added_ids(&mut root);
         let parse = |value: Value| {
             serde_json::from_value::<tokenizers::Tokenizer>(value)
                 .map_err(|error| TokenizerError::Malformed(error.to_string()))
@@ -155,6 +166,20 @@ impl OracleEncoder {
     fn encode(tokenizer: &tokenizers::Tokenizer, text: &str) -> Result<Vec<u32>, TokenizerError> {
         let encoding = tokenizer.encode_fast(text, false).map_err(encode_error)?;
         Ok(encoding.get_ids().to_vec())
+    }
+}
+
+/// The library numbers added tokens in a row behind the vocabulary, whatever ids the file gives them, unless the
+/// vocabulary has them already.
+fn keep_added_ids(root: &mut Value) {
+    let added = root["added_tokens"].as_array().cloned().unwrap_or_default();
+    let Some(vocab) = root["model"]["vocab"].as_object_mut() else {
+        return;
+    };
+    for token in added {
+        if let Some(text) = token["content"].as_str() {
+            vocab.insert(text.to_owned(), token["id"].clone());
+        }
     }
 }
 
