@@ -19,7 +19,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 BINARY = "gateway"
 
 
-class CargoBuildHook(BuildHookInterface):
+class CargoBuildHook(BuildHookInterface[Any]):
     """Adds the compiled gateway to the wheel and tags the wheel for this platform and any Python 3."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

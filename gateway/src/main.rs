@@ -1,1 +1,37 @@
-fn main() {}
+//! The `gateway` command: reads the command line, runs it, and says in one line why it failed.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use baleen_gateway::cli::serve;
+use baleen_gateway::config::ServeArgs;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    let args = match ServeArgs::parse(std::env::args_os()) {
+        Ok(args) => args,
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
+        }
+    };
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&format!("cannot start the runtime: {error}")),
+    };
+    let ended = runtime.block_on(serve::run(args));
+    // Blocking work that is still running, such as the loading of a tokenizer, must not delay the end.
+    runtime.shutdown_background();
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is_already_told() => ExitCode::FAILURE,
+        Err(error) => fail(&error.to_string()),
+    }
+}
+
+fn fail(message: &str) -> ExitCode {
+    let _ = writeln!(std::io::stderr(), "error: {message}");
+    ExitCode::FAILURE
+}

@@ -8,12 +8,14 @@ command that mean something here are taken under their own names; the rest of th
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from baleen_worker import launch_flags
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PAGE_SIZE_TOKENS = 64
 

@@ -1,7 +1,8 @@
 """The two halves of one engine step, as plain data: what the scheduler asks for and what the runner answers.
 
 Nothing here imports torch, holds a device object, or refers to scheduler state, so a plan can be sent to several
-ranks and executed by each in lockstep.
+ranks and executed by each in lockstep. (Structs of msgspec, because a step builds hundreds of them and they cost a
+third of a dataclass.)
 
 A *slot* is a row of the runner's persistent tables (page table, sampling parameters). The scheduler grants a slot when
 a request starts to run and takes it back when the request leaves; slots are small integers below
@@ -11,22 +12,22 @@ a request starts to run and takes it back when the request leaves; slots are sma
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from baleen_worker.request import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A request takes a slot: whatever the slot held before is void."""
 
     slot: int
     sampling: SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRow:
+class PlannedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Tokens of one request to be computed in this step.
 
     `token_ids` sit at positions `start`, `start + 1`, …; keys of all earlier positions are already in the pages.
@@ -46,8 +47,7 @@ class PlannedRow:
     score_token_ids: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """One step: admissions take effect before rows. Rows are decodes first, then prefill chunks."""
 
     step: int
@@ -60,22 +60,20 @@ class StepPlan:
         return sum(len(row.token_ids) for row in self.rows)
 
 
-@dataclass(slots=True)
-class TokenLogprobs:
+class TokenLogprobs(msgspec.Struct, array_like=True):
     """Log-probabilities of consecutive tokens, before any sampling change (float32 log-softmax of the logits).
 
     `top_token_ids[i]` and `top_logprobs[i]` list the likeliest tokens at that place, likeliest first, lower id first
     among equals; empty where none were asked for.
     """
 
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top_token_ids: list[list[int]] = field(default_factory=list)
-    top_logprobs: list[list[float]] = field(default_factory=list)
+    token_ids: list[int] = msgspec.field(default_factory=list[int])
+    logprobs: list[float] = msgspec.field(default_factory=list[float])
+    top_token_ids: list[list[int]] = msgspec.field(default_factory=list[list[int]])
+    top_logprobs: list[list[float]] = msgspec.field(default_factory=list[list[float]])
 
 
-@dataclass(slots=True)
-class StepOutput:
+class StepOutput(msgspec.Struct, array_like=True):
     """What a step produced. `token_ids` is aligned with `plan.rows`: 0..k tokens a row.
 
     The other three are keyed by row index. A row in `errors` produced nothing: the message says what broke for it
@@ -84,9 +82,9 @@ class StepOutput:
 
     step: int
     token_ids: list[list[int]]
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    errors: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, TokenLogprobs] = msgspec.field(default_factory=dict[int, TokenLogprobs])
+    prompt_logprobs: dict[int, TokenLogprobs] = msgspec.field(default_factory=dict[int, TokenLogprobs])
+    errors: dict[int, str] = msgspec.field(default_factory=dict[int, str])
 
 
 class StepHandle(Protocol):
@@ -107,3 +105,20 @@ class Runner(Protocol):
     def launch(self, plan: StepPlan) -> StepHandle:
         """Starts the step; steps are collected in launch order."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltRunner:
+    """A runner that is ready, and what it says about itself.
+
+    `num_pages` counts the sink page. `layout_id` names the byte layout of a page: workers exchange pages only when it
+    is equal.
+    """
+
+    runner: Runner
+    num_pages: int
+    device: str
+    dtype: str
+    layout_id: str
+    weights_bytes: int
+    kv_bytes: int

@@ -20,6 +20,8 @@ pub enum FinishReason {
     Stop,
     /// `max_tokens` or the end of the context.
     Length,
+    /// An operator ended the request.
+    Abort,
 }
 
 /// What ended a choice with [`FinishReason::Stop`], besides the model's own end.

@@ -9,11 +9,13 @@ A *slot* of the pools is `page * page_size + offset`; page 0 is a sink that belo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,50 @@
+"""Runs every benchmark, one after another, and renews the table of results in bench/README.md.
+
+python bench/run.py [BENCHMARK ...]
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+from report import RESULTS, ROOT
+
+BENCHMARKS = ("engine_overhead", "gateway_cpu", "startup")
+TABLE = re.compile(r"(?<=<!-- results -->\n).*?(?=<!-- end of results -->)", re.DOTALL)
+
+
+def rows() -> list[str]:
+    """One line a bar of every committed result."""
+    lines = ["| host | what | measured | limit | met | commit |", "|---|---|---|---|---|---|"]
+    for path in sorted(RESULTS.glob("*/*.json")):
+        result: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        link = path.relative_to(ROOT / "bench").as_posix()
+        for bar in result["bars"]:
+            measured, limit = f"{bar['measured']:.4g} {bar['unit']}", f"{bar['limit']:g} {bar['unit']}"
+            cells = [path.parent.name, f"[{bar['what']}]({link})", measured, limit, "yes" if bar["met"] else "**no**"]
+            lines.append(f"| {' | '.join(cells)} | {result['commit'][:8]} |")
+    return lines
+
+
+def main() -> int:
+    """Exit code 1 when a benchmark failed to run; a missed bar is a result, not a failure."""
+    failed: list[str] = []
+    for name in sys.argv[1:] or BENCHMARKS:
+        print(f"\n== {name}", flush=True)
+        script = ROOT / "bench" / f"{name}.py"
+        if subprocess.run([sys.executable, str(script)], cwd=ROOT, check=False).returncode != 0:
+            failed.append(name)
+    readme = ROOT / "bench" / "README.md"
+    table = "\n".join(["", *rows(), "", ""])
+    readme.write_text(TABLE.sub(lambda _: table, readme.read_text("utf-8")), "utf-8")
+    for name in failed:
+        print(f"error: bench/{name}.py failed", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

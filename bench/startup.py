@@ -1,0 +1,43 @@
+"""Seconds from `gateway serve` to readiness and to the first answered request, with the micro model."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from harness.processes import MICRO_MODEL, Gateway
+from report import Bar, Plot, write
+
+READY_LIMIT_S = 10.0
+REPEATS = 5
+
+
+def start_once() -> dict[str, float]:
+    """One start, from the call to the first answer."""
+    started = time.monotonic()
+    with Gateway("serve", str(MICRO_MODEL)) as gateway:
+        gateway.ready()
+        ready_s = time.monotonic() - started
+        with gateway.client() as client:
+            client.completions.create(model="micro", prompt="The sea", max_tokens=1)
+        answered_s = time.monotonic() - started
+    return {"ready_s": round(ready_s, 2), "first_answer_s": round(answered_s, 2)}
+
+
+def main() -> None:
+    """Starts several times; the first start finds cold file caches, or not, as the machine happens to be."""
+    starts = [start_once() for _ in range(REPEATS)]
+    slowest = max(start["ready_s"] for start in starts)
+    series = {
+        "ready": [(number, start["ready_s"]) for number, start in enumerate(starts, 1)],
+        "first answer": [(number, start["first_answer_s"]) for number, start in enumerate(starts, 1)],
+    }
+    plot = Plot("Start of the micro model", "start number", "seconds", series, limit=READY_LIMIT_S)
+    write("startup", {"starts": starts}, [Bar("Start to ready, slowest", slowest, READY_LIMIT_S, "s")], plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+//! Builds and holds what all requests share: the pool, the model's text side, permits, metrics.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use http::HeaderValue;
+use tracing::{debug, warn};
+
+use crate::config::{Config, Source};
+use crate::error::ApiError;
+use crate::generate::Generator;
+use crate::http::admission::Admission;
+use crate::openai::models::ModelCard;
+use crate::openai::response::ResponseHead;
+use crate::openai::{Limits, ModelFacts};
+use crate::telemetry::Metrics;
+use crate::text::tokenizer::Tokenizer;
+use crate::worker::client::sha256_hex;
+use crate::worker::pool::{ModelGate, Pool};
+use crate::worker::{TokenizerFiles, WorkerInfo};
+
+/// The one model this gateway serves, as the first worker described it.
+pub struct Model {
+    /// Name clients use.
+    pub name: String,
+    pub tokenizer: Arc<Tokenizer>,
+    pub info: WorkerInfo,
+    pub facts: ModelFacts,
+    pub limits: Limits,
+    created_unix_s: u64,
+}
+
+impl Model {
+    /// The entry of `/v1/models`.
+    #[must_use]
+    pub fn card(&self) -> ModelCard {
+        ModelCard::new(&*self.name, self.created_unix_s, self.info.context_length_tokens)
+    }
+
+    /// What every object of an answer that is begun now repeats.
+    #[must_use]
+    pub fn response_head(&self, id: String) -> ResponseHead {
+        ResponseHead { id, created: unix_s(), model: self.name.clone() }
+    }
+}
+
+fn unix_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// See the module.
+pub struct App {
+    pub config: Config,
+    pub pool: Arc<Pool>,
+    pub generator: Arc<Generator>,
+    pub metrics: Arc<Metrics>,
+    pub admission: Admission,
+    model: OnceLock<Arc<Model>>,
+    draining: AtomicBool,
+    request_id_prefix: u64,
+    num_requests: AtomicU64,
+}
+
+impl App {
+    /// An application whose workers are not connected yet.
+    #[must_use]
+    pub fn new(config: Config) -> Arc<Self> {
+        let workers: Vec<(String, Option<String>)> = match &config.source {
+            Source::Local(_) => vec![("local".to_owned(), None)],
+            Source::Remote(addresses) => {
+                addresses.iter().map(|address| (address.clone(), Some(address.clone()))).collect()
+            }
+        };
+        let pool = Pool::new(workers);
+        let metrics = Arc::new(Metrics::new());
+        Arc::new(Self {
+            generator: Generator::new(pool.clone(), metrics.clone()),
+            admission: Admission::new(config.limits.max_concurrent_requests),
+            pool,
+            metrics,
+            config,
+            model: OnceLock::new(),
+            draining: AtomicBool::new(false),
+            request_id_prefix: rand::random(),
+            num_requests: AtomicU64::new(0),
+        })
+    }
+
+    /// The model, once a worker was reached.
+    #[must_use]
+    pub fn model(&self) -> Option<&Arc<Model>> {
+        self.model.get()
+    }
+
+    /// From now on requests are turned away.
+    pub fn start_draining(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// Why a request cannot be taken now, if it cannot.
+    #[must_use]
+    pub fn refusal(&self) -> Option<ApiError> {
+        if self.draining.load(Ordering::Acquire) {
+            return Some(ApiError::draining());
+        }
+        if self.pool.ready().is_empty() {
+            return Some(ApiError::not_ready(self.generator.why_not_ready()));
+        }
+        None
+    }
+
+    /// An id for a request that brought none.
+    #[must_use]
+    pub fn next_request_id(&self) -> HeaderValue {
+        let number = self.num_requests.fetch_add(1, Ordering::Relaxed);
+        let id = format!("{:016x}-{number:x}", self.request_id_prefix);
+        HeaderValue::try_from(id).unwrap_or_else(|_| HeaderValue::from_static("none"))
+    }
+}
+
+/// Lets the first worker decide what is served, and refuses later ones that would answer differently.
+pub struct FirstModel {
+    app: Arc<App>,
+    /// Two workers may be reached at the same instant.
+    deciding: Mutex<()>,
+}
+
+impl FirstModel {
+    #[must_use]
+    pub fn new(app: Arc<App>) -> Arc<dyn ModelGate> {
+        Arc::new(Self { app, deciding: Mutex::new(()) })
+    }
+
+    fn load(&self, info: &WorkerInfo, files: Option<TokenizerFiles>) -> Result<Model, String> {
+        let config = &self.app.config;
+        let json = match (&config.tokenizer, files) {
+            (Some(path), _) => {
+                std::fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?
+            }
+            (None, Some(files)) => files.tokenizer,
+            (None, None) => return Err("its tokenizer was not fetched".into()),
+        };
+        if config.tokenizer.is_some() && sha256_hex(&json) != info.tokenizer_sha256 {
+            warn!("the tokenizer given by --tokenizer is not the model's own");
+        }
+        let tokenizer = Tokenizer::from_json(&json, info.vocab_size).map_err(|error| error.to_string())?;
+        debug!(backend = tokenizer.backend_name(), vocab_size = info.vocab_size, "the tokenizer is loaded");
+        Ok(Model {
+            name: config.served_model_name.clone().unwrap_or_else(|| info.model_id.clone()),
+            tokenizer: Arc::new(tokenizer),
+            info: info.clone(),
+            facts: ModelFacts {
+                vocab_size: info.vocab_size,
+                context_len: info.context_length_tokens,
+                thinks_by_default: false,
+            },
+            limits: Limits::load().map_err(|error| format!("the built-in table of limits is broken: {error}"))?,
+            created_unix_s: unix_s(),
+        })
+    }
+}
+
+impl ModelGate for FirstModel {
+    fn wants_tokenizer(&self) -> bool {
+        self.app.config.tokenizer.is_none() && self.app.model().is_none()
+    }
+
+    fn admit(&self, info: &WorkerInfo, files: Option<TokenizerFiles>) -> Result<(), String> {
+        let _deciding = self.deciding.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(model) = self.app.model() else {
+            let model = self.load(info, files)?;
+            // The lock above makes this the only writer.
+            let _ = self.app.model.set(Arc::new(model));
+            return Ok(());
+        };
+        let served = &model.info;
+        let differs = |what: &str, theirs: &str, ours: &str| {
+            Err(format!("it serves another model than this gateway: {what} {theirs} instead of {ours}"))
+        };
+        if info.config_digest != served.config_digest {
+            return differs("config digest", &info.config_digest, &served.config_digest);
+        }
+        if info.tokenizer_sha256 != served.tokenizer_sha256 {
+            return differs("tokenizer digest", &info.tokenizer_sha256, &served.tokenizer_sha256);
+        }
+        if info.vocab_size != served.vocab_size {
+            return differs("vocabulary size", &info.vocab_size.to_string(), &served.vocab_size.to_string());
+        }
+        if info.context_length_tokens != served.context_length_tokens {
+            let (theirs, ours) = (info.context_length_tokens.to_string(), served.context_length_tokens.to_string());
+            return differs("context length", &theirs, &ours);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,5 @@
+//! The commands of `gateway`.
+
+pub mod banner;
+pub mod probe;
+pub mod serve;

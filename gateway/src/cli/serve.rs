@@ -1,0 +1,238 @@
+//! `gateway serve`: the life of the process, from the command line to the last drained stream.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::{JoinError, JoinHandle};
+use tracing::{info, warn};
+
+use super::{banner, probe};
+use crate::app::{App, FirstModel};
+use crate::config::locate::Surroundings;
+use crate::config::{Config, ConfigError, ServeArgs, Source};
+use crate::http::{self, listen};
+use crate::supervisor::{Phase, StartError, Supervisor};
+use crate::telemetry::{self, UPKEEP_INTERVAL};
+use crate::worker::pool::Condition;
+
+/// How often draining looks whether it is done.
+const DRAIN_POLL: Duration = Duration::from_millis(10);
+
+/// Why the gateway ended with an error.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    #[error("{0}")]
+    Config(#[from] ConfigError),
+    #[error("{0}")]
+    Probe(String),
+    #[error("cannot listen on {address}: {source}")]
+    Listen { address: std::net::SocketAddr, source: std::io::Error },
+    #[error("{0}")]
+    Worker(StartError),
+    #[error("the worker runs but cannot be used: {0}")]
+    Unusable(String),
+    #[error("cannot watch for signals: {0}")]
+    Signals(std::io::Error),
+    #[error("an inner task ended: {0}")]
+    Task(#[from] JoinError),
+}
+
+impl ServeError {
+    /// Whether the worker, which shares standard error, has said it already.
+    #[must_use]
+    pub fn is_already_told(&self) -> bool {
+        matches!(self, Self::Worker(StartError::Fatal(_)))
+    }
+}
+
+/// Serves until a signal ends it and everything in flight is finished.
+///
+/// # Errors
+/// The command line cannot be followed, or the worker could not be started.
+pub async fn run(args: ServeArgs) -> Result<(), ServeError> {
+    let started = Instant::now();
+    telemetry::init_logging(args.flags.log_level, args.flags.log_format);
+    let config = Config::new(args, &Surroundings::of_this_process()).await?;
+    let address = config.listen;
+    let listener = TcpListener::bind(address).await.map_err(|source| ServeError::Listen { address, source })?;
+    let address = listener.local_addr().map_err(|source| ServeError::Listen { address, source })?;
+    if config.is_public() && config.api_key_digest.is_none() {
+        warn!(%address, "others than this machine may reach this server, and no --api-key protects it");
+    }
+    if let Source::Local(worker) = &config.source {
+        probe::check(worker).await.map_err(ServeError::Probe)?;
+    }
+    let mut signals = Signals::new().map_err(ServeError::Signals)?;
+    let app = App::new(config);
+    let mut server = Server::start(app, listener);
+    let start = banner::Start {
+        address,
+        started,
+        report: None,
+        num_workers: server.app.pool.slots().len(),
+        needs_key: server.app.config.api_key_digest.is_some(),
+    };
+    let ended = tokio::select! {
+        ended = server.run(start) => ended,
+        () = signals.first() => Ok(()),
+    };
+    if ended.is_ok() {
+        tokio::select! {
+            () = server.drain() => {}
+            () = signals.first() => warn!("a second signal: ending now"),
+        }
+    }
+    server.stop().await;
+    ended
+}
+
+/// The running parts of a gateway. Tests drive it without signals and without a terminal.
+pub struct Server {
+    pub app: Arc<App>,
+    stop_http: watch::Sender<bool>,
+    http: JoinHandle<()>,
+    stop_worker: watch::Sender<bool>,
+    phases: Option<watch::Receiver<Phase>>,
+    supervisor: Option<JoinHandle<Result<(), StartError>>>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Starts serving on `listener`, the worker if it is a local one, and the streams to all workers.
+    #[must_use]
+    pub fn start(app: Arc<App>, listener: TcpListener) -> Self {
+        let (stop_http, http_stopped) = watch::channel(false);
+        let (stop_worker, worker_stopped) = watch::channel(false);
+        let http = tokio::spawn(listen::serve(listener, http::routes(app.clone()), http_stopped));
+        let mut tasks = app.pool.start(&FirstModel::new(app.clone()));
+        tasks.push(tokio::spawn(upkeep(app.clone())));
+        let (mut phases, mut supervisor) = (None, None);
+        if let (Source::Local(worker), Some(slot)) = (&app.config.source, app.pool.slots().first()) {
+            let child = Supervisor::new(worker.command.clone(), slot.clone(), worker_stopped);
+            phases = Some(child.phases());
+            supervisor = Some(tokio::spawn(child.run()));
+        }
+        Self { app, stop_http, http, stop_worker, phases, supervisor, tasks }
+    }
+
+    /// Shows progress and the banner; then waits, and returns only if the worker cannot be started.
+    async fn run(&mut self, mut start: banner::Start) -> Result<(), ServeError> {
+        let progress = self.phases.clone().map(|phases| tokio::spawn(banner::show_progress(phases)));
+        let ready = wait_until_ready(self.app.clone());
+        match &mut self.supervisor {
+            None => ready.await,
+            Some(supervisor) => tokio::select! {
+                () = ready => {}
+                ended = supervisor => {
+                    self.supervisor = None;
+                    return ended?.map_err(ServeError::Worker);
+                }
+                unusable = unusable(self.app.clone()) => {
+                    return Err(ServeError::Unusable(unusable));
+                }
+            },
+        }
+        if let Some(progress) = progress {
+            progress.await?;
+        }
+        if let Some(Phase::Ready(report)) = self.phases.as_ref().map(|phases| phases.borrow().clone()) {
+            start.report = Some(report);
+        }
+        if let Some(model) = self.app.model() {
+            banner::print(&start, model);
+        }
+        match &mut self.supervisor {
+            None => std::future::pending().await,
+            Some(supervisor) => {
+                let ended = supervisor.await;
+                self.supervisor = None;
+                ended?.map_err(ServeError::Worker)
+            }
+        }
+    }
+
+    /// Turns new requests away and waits, within the configured time, for those in progress.
+    pub async fn drain(&self) {
+        self.app.start_draining();
+        let active = self.app.admission.active();
+        if active > 0 {
+            info!(active, "finishing the requests in progress; a second signal ends them");
+        }
+        let deadline = tokio::time::Instant::now() + self.app.config.drain_timeout;
+        while self.app.admission.active() > 0 {
+            if tokio::time::Instant::now() >= deadline {
+                warn!(active = self.app.admission.active(), "requests in progress are cut: the time to drain is over");
+                return;
+            }
+            tokio::time::sleep(DRAIN_POLL).await;
+        }
+    }
+
+    /// Ends everything at once, the worker included.
+    pub async fn stop(self) {
+        self.app.start_draining();
+        self.stop_http.send_replace(true);
+        self.stop_worker.send_replace(true);
+        // Each of the two ends by itself within its own bound; a panic in one must not keep the other from ending.
+        let _ = self.http.await;
+        if let Some(supervisor) = self.supervisor {
+            let _ = supervisor.await;
+        }
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+async fn wait_until_ready(app: Arc<App>) {
+    let mut changes = app.pool.changes();
+    while app.pool.ready().is_empty() {
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Why a local worker that runs cannot be used: its tokenizer is not one this gateway can read, for example.
+async fn unusable(app: Arc<App>) -> String {
+    let mut changes = app.pool.changes();
+    loop {
+        if let Some(Condition::Refused(reason)) = app.pool.slots().first().map(|slot| slot.condition()) {
+            return reason;
+        }
+        if changes.changed().await.is_err() {
+            return std::future::pending().await;
+        }
+    }
+}
+
+async fn upkeep(app: Arc<App>) {
+    let handle = app.metrics.handle();
+    let mut ticks = tokio::time::interval(UPKEEP_INTERVAL);
+    loop {
+        ticks.tick().await;
+        handle.run_upkeep();
+    }
+}
+
+/// SIGTERM and SIGINT.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    /// Waits for the next one of either.
+    async fn first(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! What the gateway was asked to do: arguments, checked once against the machine and then frozen.
+//!
+//! `args` reads the command line, `locate` finds the model and the interpreter; everything after `Config` reads plain
+//! fields. Flags the gateway does not know belong to the worker and are passed on unchanged.
+
+use std::ffi::OsString;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+use thiserror::Error;
+use tokio::net::lookup_host;
+
+pub mod args;
+pub mod locate;
+
+pub use args::{Cli, Dtype, LogFormat, LogLevel, ServeArgs};
+use locate::Surroundings;
+
+use crate::supervisor::WorkerCommand;
+
+/// A command line that cannot be followed; the message is one sentence for the operator.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("{0}")]
+pub struct ConfigError(pub String);
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub listen: SocketAddr,
+    pub limits: Limits,
+    pub source: Source,
+    /// Name clients use; without it the model directory's last component, or the worker's own name for it.
+    pub served_model_name: Option<String>,
+    /// Read instead of asking a worker.
+    pub tokenizer: Option<PathBuf>,
+    pub drain_timeout: Duration,
+    /// SHA-256 of the key that clients must show.
+    pub api_key_digest: Option<[u8; 32]>,
+}
+
+/// What one gateway takes on.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub max_concurrent_requests: usize,
+    pub max_body_bytes: usize,
+}
+
+/// Where tokens come from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// A worker that this gateway starts and stops.
+    Local(LocalWorker),
+    /// `host:port` of workers that run on their own.
+    Remote(Vec<String>),
+}
+
+/// A worker to be started here.
+#[derive(Clone, Debug)]
+pub struct LocalWorker {
+    pub model_dir: PathBuf,
+    pub command: WorkerCommand,
+    /// The fake runner does without PyTorch.
+    pub needs_torch: bool,
+}
+
+impl Config {
+    /// Checks `args` against the machine.
+    ///
+    /// # Errors
+    /// One sentence that names the flag or the missing piece.
+    pub async fn new(args: ServeArgs, surroundings: &Surroundings) -> Result<Self, ConfigError> {
+        refuse_unbuilt(&args)?;
+        check_dialect(args.chat_template.as_deref())?;
+        let listen = resolve(&args.host, args.port).await?;
+        let tokenizer = args.tokenizer.as_deref().map(tokenizer_file).transpose()?;
+        let (source, served_model_name) = if args.worker.is_empty() {
+            let worker = local_worker(&args, surroundings)?;
+            let name = args.served_model_name.clone().or_else(|| last_component(&worker.model_dir));
+            (Source::Local(worker), name)
+        } else {
+            (Source::Remote(remote_workers(&args)?), args.served_model_name.clone())
+        };
+        Ok(Self {
+            listen,
+            limits: Limits {
+                max_concurrent_requests: args.max_concurrent_requests,
+                max_body_bytes: args.max_body_bytes,
+            },
+            source,
+            served_model_name,
+            tokenizer,
+            drain_timeout: Duration::from_secs(args.drain_timeout_s),
+            api_key_digest: args.api_key.as_deref().map(digest),
+        })
+    }
+
+    /// Whether others than this machine can reach the gateway.
+    #[must_use]
+    pub fn is_public(&self) -> bool {
+        !self.listen.ip().is_loopback()
+    }
+}
+
+/// SHA-256 of a key: what is compared, so that neither length nor content shows in the time it takes.
+#[must_use]
+pub fn digest(key: &str) -> [u8; 32] {
+    Sha256::digest(key.as_bytes()).into()
+}
+
+fn refuse_unbuilt(args: &ServeArgs) -> Result<(), ConfigError> {
+    let disaggregated = args.pd_disaggregation || !args.prefill.is_empty() || !args.decode.is_empty();
+    if disaggregated {
+        return Err(ConfigError(
+            "prefill/decode disaggregation is not built: leave out --pd-disaggregation, --prefill and --decode, \
+             and give unified workers with --worker"
+                .into(),
+        ));
+    }
+    if args.tool_call_parser.is_some() {
+        return Err(ConfigError("tool calls are not built: leave out --tool-call-parser".into()));
+    }
+    match args.reasoning_parser.as_deref() {
+        None | Some("deepseek-v3" | "deepseek_v3" | "deepseek-v32" | "deepseek_v32") => Ok(()),
+        Some(other) => Err(ConfigError(format!(
+            "--reasoning-parser {other} is not a parser of this gateway: it splits DeepSeek-V3.2 reasoning, \
+             known as deepseek-v3"
+        ))),
+    }
+}
+
+/// A template file is never run; its name says which of the built-in dialects it stands for.
+fn check_dialect(template: Option<&Path>) -> Result<(), ConfigError> {
+    let Some(template) = template else { return Ok(()) };
+    let name = template.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let stem = name.trim_end_matches(".jinja").trim_end_matches(".py").replace(['-', '.'], "_");
+    match stem.as_str() {
+        "deepseek_v32" | "deepseekv32" | "deepseek_v3_2" | "encoding_dsv32" | "tool_chat_template_deepseekv32" => {
+            Ok(())
+        }
+        _ => Err(ConfigError(format!(
+            "--chat-template {} names no built-in dialect: templates are not run here, and the one dialect is \
+             deepseek_v32",
+            template.display()
+        ))),
+    }
+}
+
+async fn resolve(host: &str, port: u16) -> Result<SocketAddr, ConfigError> {
+    if let Ok(address) = host.trim_matches(['[', ']']).parse::<IpAddr>() {
+        return Ok(SocketAddr::new(address, port));
+    }
+    let failed = |reason: String| ConfigError(format!("--host {host} is not an address of this machine: {reason}"));
+    let mut addresses = lookup_host((host, port)).await.map_err(|error| failed(error.to_string()))?;
+    addresses.next().ok_or_else(|| failed("the name has no address".into()))
+}
+
+fn tokenizer_file(path: &Path) -> Result<PathBuf, ConfigError> {
+    let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
+    if file.is_file() {
+        return Ok(file);
+    }
+    Err(ConfigError(format!("--tokenizer {}: there is no {}", path.display(), file.display())))
+}
+
+fn remote_workers(args: &ServeArgs) -> Result<Vec<String>, ConfigError> {
+    if let Some(model) = args.model() {
+        return Err(ConfigError(format!(
+            "--worker fronts workers that run already, so {} would not be used: leave one of them out",
+            model.display()
+        )));
+    }
+    if let Some(flag) = args.worker_flags.first() {
+        return Err(ConfigError(format!(
+            "{} is not a flag of the gateway, and a worker given by --worker takes its flags where it is started",
+            flag.to_string_lossy()
+        )));
+    }
+    if args.dtype.is_some() {
+        return Err(ConfigError("--dtype is for a worker started here: leave it out beside --worker".into()));
+    }
+    let mut addresses = Vec::new();
+    for url in &args.worker {
+        let address = worker_address(url)?;
+        if addresses.contains(&address) {
+            return Err(ConfigError(format!("--worker {url} is given twice")));
+        }
+        addresses.push(address);
+    }
+    Ok(addresses)
+}
+
+fn worker_address(url: &str) -> Result<String, ConfigError> {
+    let rest = url.strip_prefix("grpc://").or_else(|| url.strip_prefix("http://")).unwrap_or(url);
+    let address = rest.trim_end_matches('/');
+    let wrong = |reason: &str| ConfigError(format!("--worker {url}: {reason}, expected [grpc://]host:port"));
+    if address.contains("://") {
+        return Err(wrong("this scheme is not spoken"));
+    }
+    let (host, port) = address.rsplit_once(':').ok_or_else(|| wrong("the port is missing"))?;
+    if host.is_empty() || host.contains(['/', '@', ' ']) || (host.contains(':') && !host.starts_with('[')) {
+        return Err(wrong("the host is malformed"));
+    }
+    match port.parse::<u16>() {
+        Ok(1..) => Ok(address.to_owned()),
+        _ => Err(wrong("the port is not a number from 1 to 65535")),
+    }
+}
+
+fn local_worker(args: &ServeArgs, surroundings: &Surroundings) -> Result<LocalWorker, ConfigError> {
+    let model_dir = match args.model() {
+        Some(path) => checked_model_dir(path)?,
+        None => surroundings.default_model()?,
+    };
+    let program = surroundings.python(args.python.as_deref())?;
+    let mut worker_args: Vec<OsString> = ["-m", "baleen_worker"].map(Into::into).into();
+    worker_args.push(model_dir.clone().into_os_string());
+    worker_args.extend(["--host", "127.0.0.1", "--port", "0", "--supervised"].map(Into::into));
+    if let Some(dtype) = args.dtype {
+        worker_args.extend(["--dtype".into(), dtype.name().into()]);
+    }
+    if let Some(name) = &args.served_model_name {
+        worker_args.extend(["--served-model-name".into(), name.into()]);
+    }
+    if let Some(level) = args.log_level {
+        worker_args.extend(["--log-level".into(), level.worker_name().into()]);
+    }
+    worker_args.extend(args.worker_flags.iter().cloned());
+    let needs_torch = !has_fake_runner(&args.worker_flags);
+    let envs = surroundings.worker_environment();
+    Ok(LocalWorker { model_dir, command: WorkerCommand { program, args: worker_args, envs }, needs_torch })
+}
+
+fn has_fake_runner(flags: &[OsString]) -> bool {
+    flags.iter().any(|flag| flag == "--runner=fake")
+        || flags.windows(2).any(|pair| pair[0] == "--runner" && pair[1] == "fake")
+}
+
+fn checked_model_dir(path: &Path) -> Result<PathBuf, ConfigError> {
+    if path.join("config.json").is_file() {
+        return Ok(path.to_owned());
+    }
+    let path = path.display();
+    Err(ConfigError(format!(
+        "{path} is not a model directory: it should hold config.json, tokenizer.json and safetensors files; \
+         a model from the Hugging Face hub is fetched first, e.g. with `hf download NAME --local-dir DIR`"
+    )))
+}
+
+fn last_component(path: &Path) -> Option<String> {
+    let absolute = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    // The path as it was typed names the model, unless it ends in a dot: a link may point to a digest.
+    let named = path.file_name().or_else(|| absolute.file_name())?;
+    Some(named.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests;

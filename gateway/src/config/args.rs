@@ -1,0 +1,277 @@
+//! The command line of `gateway`, as typed. Nothing here looks at the machine.
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum};
+
+const AFTER_HELP: &str = "\
+Flags not listed here go to the worker unchanged, under the names of SGLang's launch command: --device, --load-format, \
+--kv-cache-dtype, --max-total-tokens, --mem-fraction-static, --max-running-requests, --chunked-prefill-size, \
+--context-length, --runner and others; `python -m baleen_worker --help` lists them.
+
+Examples:
+  gateway serve                                  the small built-in model, on this machine
+  gateway serve /models/DeepSeek-V3.2 --port 8000
+  gateway --worker 10.0.0.1:30001 --worker 10.0.0.2:30001";
+
+/// OpenAI-compatible server for DeepSeek-V3.2.
+#[derive(Debug, Parser)]
+#[command(name = "gateway", version, args_conflicts_with_subcommands = true, arg_required_else_help = true)]
+#[command(after_help = AFTER_HELP, disable_help_subcommand = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    #[command(flatten)]
+    pub flags: ServeFlags,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Start a worker for MODEL_DIR here, or front running ones, and serve.
+    #[command(after_help = AFTER_HELP)]
+    Serve {
+        /// Folder with config.json, tokenizer.json and safetensors files [default: the small built-in model]
+        model_dir: Option<PathBuf>,
+        #[command(flatten)]
+        flags: ServeFlags,
+    },
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct ServeFlags {
+    /// The same as MODEL_DIR
+    #[arg(long = "model", alias = "model-path", value_name = "DIR")]
+    pub model: Option<PathBuf>,
+    /// Front a worker that runs already, [grpc://]host:port; repeat for several
+    #[arg(long, value_name = "URL")]
+    pub worker: Vec<String>,
+    /// Address to listen on
+    #[arg(long, default_value = "127.0.0.1", help_heading = "Serving")]
+    pub host: String,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, default_value_t = 8000, help_heading = "Serving")]
+    pub port: u16,
+    /// Name of the model for clients [default: the last component of MODEL_DIR]
+    #[arg(long, value_name = "NAME", help_heading = "Serving")]
+    pub served_model_name: Option<String>,
+    /// Key that clients must send as a bearer token
+    #[arg(long, env = "BALEEN_API_KEY", hide_env_values = true, value_name = "KEY", help_heading = "Serving")]
+    pub api_key: Option<String>,
+    /// Requests in progress at one time; more are answered with 429
+    #[arg(long, default_value_t = 1024, value_parser = positive, value_name = "N", help_heading = "Serving")]
+    pub max_concurrent_requests: usize,
+    /// Largest request body
+    #[arg(long, default_value_t = 8 * 1024 * 1024, value_parser = positive, value_name = "N", help_heading = "Serving")]
+    pub max_body_bytes: usize,
+    /// What running requests get to finish in after SIGTERM or SIGINT
+    #[arg(long, default_value_t = 60, value_name = "S", help_heading = "Serving")]
+    pub drain_timeout_s: u64,
+    /// Type of weights and activations; auto is float32 on a CPU and bfloat16 on a GPU
+    #[arg(long, help_heading = "Model")]
+    pub dtype: Option<Dtype>,
+    /// tokenizer.json, or a folder that holds it [default: the worker's]
+    #[arg(long, alias = "tokenizer-path", value_name = "PATH", help_heading = "Model")]
+    pub tokenizer: Option<PathBuf>,
+    /// Dialect of chat prompts, by the name of its template file: deepseek_v32
+    #[arg(long, value_name = "NAME", help_heading = "Model")]
+    pub chat_template: Option<PathBuf>,
+    /// Accepted for compatibility: code in a model folder is never run
+    #[arg(long, help_heading = "Model")]
+    pub trust_remote_code: bool,
+    /// Python interpreter of the worker
+    #[arg(long, value_name = "PATH", help_heading = "Model")]
+    pub python: Option<PathBuf>,
+    /// What to log, for the gateway and its worker; RUST_LOG refines it
+    #[arg(long, ignore_case = true, help_heading = "Logging")]
+    pub log_level: Option<LogLevel>,
+    #[arg(long, default_value = "text", ignore_case = true, help_heading = "Logging")]
+    pub log_format: LogFormat,
+    #[arg(long, hide = true)]
+    pub pd_disaggregation: bool,
+    #[arg(long, hide = true, num_args = 1..=2)]
+    pub prefill: Vec<String>,
+    #[arg(long, hide = true)]
+    pub decode: Vec<String>,
+    #[arg(long, hide = true)]
+    pub tool_call_parser: Option<String>,
+    #[arg(long, hide = true)]
+    pub reasoning_parser: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Dtype {
+    Auto,
+    Float32,
+    Bfloat16,
+}
+
+impl Dtype {
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Float32 => "float32",
+            Self::Bfloat16 => "bfloat16",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    Error,
+    #[value(alias = "warning")]
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+impl LogLevel {
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        }
+    }
+
+    /// The nearest level that a worker knows.
+    #[must_use]
+    pub fn worker_name(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warn => "warning",
+            Self::Info => "info",
+            Self::Debug | Self::Trace => "debug",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+/// A parsed command line: flags of the gateway, and what is passed on to the worker.
+#[derive(Clone, Debug)]
+pub struct ServeArgs {
+    pub model_dir: Option<PathBuf>,
+    pub flags: ServeFlags,
+    pub worker_flags: Vec<OsString>,
+}
+
+impl std::ops::Deref for ServeArgs {
+    type Target = ServeFlags;
+
+    fn deref(&self) -> &ServeFlags {
+        &self.flags
+    }
+}
+
+impl ServeArgs {
+    /// Reads a command line, program name first.
+    ///
+    /// # Errors
+    /// What clap prints: a wrong use, or the text of `--help` and `--version`.
+    pub fn parse(command_line: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        let (own, worker_flags) = split(command_line);
+        let cli = Cli::try_parse_from(own)?;
+        let (model_dir, flags) = match cli.command {
+            Some(Command::Serve { model_dir, flags }) => (model_dir, flags),
+            None => (None, cli.flags),
+        };
+        if let (Some(positional), Some(flag)) = (&model_dir, &flags.model)
+            && positional != flag
+        {
+            let message = format!("the model is named twice, as {} and as {}", positional.display(), flag.display());
+            return Err(Cli::command().error(clap::error::ErrorKind::ArgumentConflict, message));
+        }
+        Ok(Self { model_dir, flags, worker_flags })
+    }
+
+    /// The model directory as typed, if any.
+    #[must_use]
+    pub fn model(&self) -> Option<&Path> {
+        self.model_dir.as_deref().or(self.flags.model.as_deref())
+    }
+}
+
+/// Separates what the gateway knows from what the worker may know.
+///
+/// An unknown `--flag` takes the words after it up to the next flag, unless its name says that it is a switch
+/// (`--enable-…`, `--disable-…`, `--skip-…`); so MODEL_DIR comes before such flags or after a switch.
+fn split(command_line: impl IntoIterator<Item = OsString>) -> (Vec<OsString>, Vec<OsString>) {
+    let known = known_flags();
+    let mut words = command_line.into_iter().peekable();
+    let (mut own, mut passed) = (Vec::new(), Vec::new());
+    own.extend(words.next());
+    while let Some(word) = words.next() {
+        if word == "--" {
+            passed.extend(words);
+            break;
+        }
+        let Some(name) = flag_name(&word) else {
+            own.push(word);
+            continue;
+        };
+        let has_value = word.to_string_lossy().contains('=');
+        if let Some(&takes_value) = known.get(name.as_str()) {
+            own.push(word);
+            if takes_value && !has_value {
+                own.extend(words.next());
+            }
+            continue;
+        }
+        passed.push(word);
+        if !has_value && !is_switch(&name) {
+            while let Some(value) = words.next_if(|next| flag_name(next).is_none() && next != "--") {
+                passed.push(value);
+            }
+        }
+    }
+    if own.len() == 1 && !passed.is_empty() {
+        own.push("serve".into());
+    }
+    (own, passed)
+}
+
+/// `--name` of `--name` or `--name=value`; short flags are named as they are. Negative numbers are values.
+fn flag_name(word: &OsStr) -> Option<String> {
+    let word = word.to_string_lossy();
+    let second = word.strip_prefix('-')?.chars().next()?;
+    if second.is_ascii_digit() || second == '.' {
+        return None;
+    }
+    Some(word.split('=').next().unwrap_or(&word).to_owned())
+}
+
+fn is_switch(name: &str) -> bool {
+    ["--enable-", "--disable-", "--skip-", "--no-"].iter().any(|prefix| name.starts_with(prefix))
+        || name == "--speculative-use-rejection-sampling"
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("it must be at least 1".into()),
+        Ok(value) => Ok(value),
+        Err(_) => Err("it is not a whole number".into()),
+    }
+}
+
+/// Every flag the gateway answers to, and whether a value follows it.
+fn known_flags() -> HashMap<String, bool> {
+    let mut known: HashMap<String, bool> =
+        ["-h", "--help", "-V", "--version"].into_iter().map(|name| (name.to_owned(), false)).collect();
+    for arg in Cli::command().get_arguments() {
+        let takes_value = matches!(arg.get_action(), ArgAction::Set | ArgAction::Append);
+        let names = arg.get_long().into_iter().chain(arg.get_all_aliases().unwrap_or_default());
+        known.extend(names.map(|name| (format!("--{name}"), takes_value)));
+    }
+    known
+}

@@ -1,0 +1,237 @@
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::locate::Surroundings;
+use super::*;
+
+fn parse(words: &str) -> ServeArgs {
+    try_parse(words).unwrap()
+}
+
+fn try_parse(words: &str) -> Result<ServeArgs, clap::Error> {
+    ServeArgs::parse(words.split_whitespace().map(OsString::from))
+}
+
+fn passed(args: &ServeArgs) -> String {
+    args.worker_flags.iter().map(|flag| flag.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
+/// A checkout with a model and an interpreter, none of which is real.
+fn checkout() -> (tempfile::TempDir, Surroundings) {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    for path in ["worker/baleen_worker", "models/micro", ".venv/bin", "elsewhere", "bin"] {
+        fs::create_dir_all(root.join(path)).unwrap();
+    }
+    for path in ["models/micro/config.json", "models/micro/tokenizer.json", ".venv/bin/python3", ".venv/bin/gateway"] {
+        fs::write(root.join(path), "{}").unwrap();
+    }
+    let surroundings = Surroundings {
+        executables: vec![root.join(".venv/bin/gateway"), PathBuf::from("/cache/target/gateway")],
+        current_dir: "/".into(),
+        ..Surroundings::default()
+    };
+    (folder, surroundings)
+}
+
+async fn configure(words: &str) -> Result<Config, ConfigError> {
+    let (_folder, surroundings) = checkout();
+    Config::new(parse(words), &surroundings).await
+}
+
+async fn refusal(words: &str) -> String {
+    configure(words).await.unwrap_err().to_string()
+}
+
+fn command_line(config: &Config) -> Vec<String> {
+    let Source::Local(worker) = &config.source else { unreachable!("a worker is started") };
+    worker.command.args.iter().map(|arg| arg.to_string_lossy().into_owned()).collect()
+}
+
+#[test]
+fn worker_flags_are_passed_on_wherever_they_stand() {
+    let args = parse(
+        "gateway serve models/m --chunked-prefill-size 64 --port 9 --disable-radix-cache --cuda-graph-bs 1 2 4 \
+         --mem-fraction-static=0.8 --host 127.0.0.2 --runner fake",
+    );
+    assert_eq!((args.port, args.host.as_str()), (9, "127.0.0.2"));
+    assert_eq!(args.model(), Some(Path::new("models/m")));
+    let expected =
+        "--chunked-prefill-size 64 --disable-radix-cache --cuda-graph-bs 1 2 4 --mem-fraction-static=0.8 --runner fake";
+    assert_eq!(passed(&args), expected);
+}
+
+#[test]
+fn a_switch_does_not_swallow_the_model_and_a_value_may_be_negative() {
+    let args = parse("gateway serve --disable-cuda-graph models/m --chunked-prefill-size -1 --tp 1");
+    assert_eq!(args.model(), Some(Path::new("models/m")));
+    assert_eq!(passed(&args), "--disable-cuda-graph --chunked-prefill-size -1 --tp 1");
+}
+
+#[test]
+fn the_word_serve_may_be_left_out_before_flags() {
+    assert_eq!(parse("gateway --model-path m --port 1").model(), Some(Path::new("m")));
+    assert_eq!(parse("gateway --worker a:1 --worker b:2").worker, ["a:1", "b:2"]);
+    assert_eq!(passed(&parse("gateway --runner fake")), "--runner fake");
+    assert!(try_parse("gateway models/m").is_err());
+    assert!(try_parse("gateway").is_err());
+}
+
+#[test]
+fn a_model_named_twice_and_values_out_of_range_are_refused() {
+    assert!(try_parse("gateway serve a --model b").is_err());
+    assert!(try_parse("gateway serve a --model a").is_ok());
+    for wrong in ["--port 70000", "--max-body-bytes 0", "--max-concurrent-requests x", "--dtype float16"] {
+        assert!(try_parse(&format!("gateway serve {wrong}")).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn help_and_version_are_printed() {
+    for (words, expected) in
+        [("gateway --version", "gateway 0.1.0"), ("gateway serve --help", "--chunked-prefill-size")]
+    {
+        let shown = try_parse(words).unwrap_err();
+        assert!(!shown.use_stderr());
+        assert!(shown.to_string().contains(expected), "{shown}");
+    }
+}
+
+#[tokio::test]
+async fn the_workers_command_line_is_complete() {
+    let config =
+        configure("gateway serve --dtype bfloat16 --log-level warn --served-model-name x --max-total-tokens 64")
+            .await
+            .unwrap();
+    let line = command_line(&config);
+    assert_eq!(line[..2], ["-m", "baleen_worker"]);
+    assert!(line[2].ends_with("models/micro"));
+    let rest = "--host 127.0.0.1 --port 0 --supervised --dtype bfloat16 --served-model-name x --log-level warning \
+                --max-total-tokens 64";
+    assert_eq!(line[3..].join(" "), rest);
+    let Source::Local(worker) = &config.source else { unreachable!() };
+    assert!(worker.needs_torch);
+    assert!(worker.command.program.ends_with(".venv/bin/python3"));
+    let (_, paths) = &worker.command.envs[0];
+    assert!(paths.to_string_lossy().contains("/worker:") && paths.to_string_lossy().ends_with("/kernels"));
+}
+
+#[tokio::test]
+async fn the_fake_runner_needs_no_torch() {
+    for words in ["gateway serve --runner fake", "gateway serve --runner=fake"] {
+        let Source::Local(worker) = configure(words).await.unwrap().source else { unreachable!() };
+        assert!(!worker.needs_torch);
+    }
+}
+
+#[tokio::test]
+async fn the_models_name_is_its_folder_unless_another_is_given() {
+    let (folder, surroundings) = checkout();
+    let model = folder.path().join("models/micro");
+    let named =
+        async |words: String| Config::new(parse(&words), &surroundings).await.unwrap().served_model_name.unwrap();
+    assert_eq!(named("gateway serve".into()).await, "micro");
+    assert_eq!(named(format!("gateway serve {}/", model.display())).await, "micro");
+    assert_eq!(named(format!("gateway serve {}/.", model.display())).await, "micro");
+    assert_eq!(named("gateway serve --served-model-name other".into()).await, "other");
+}
+
+#[tokio::test]
+async fn running_workers_are_named_by_address() {
+    let config =
+        configure("gateway --worker grpc://a.example:1 --worker http://[::1]:2/ --worker 10.0.0.1:3").await.unwrap();
+    let Source::Remote(addresses) = config.source else { unreachable!() };
+    assert_eq!(addresses, ["a.example:1", "[::1]:2", "10.0.0.1:3"]);
+    for (words, expected) in [
+        ("--worker a", "port"),
+        ("--worker a:0", "65535"),
+        ("--worker https://a:1", "scheme"),
+        ("--worker :1", "host"),
+        ("--worker a:1 --worker grpc://a:1", "twice"),
+        ("--worker a:1 --model m", "would not be used"),
+        ("--worker a:1 --runner fake", "--runner"),
+        ("--worker a:1 --dtype auto", "--dtype"),
+    ] {
+        let sentence = refusal(&format!("gateway {words}")).await;
+        assert!(sentence.contains(expected), "{sentence}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_built_is_refused_with_a_sentence() {
+    for (words, expected) in [
+        ("--pd-disaggregation", "disaggregation is not built"),
+        ("--prefill http://a:1 8998 --decode http://b:1", "disaggregation is not built"),
+        ("--tool-call-parser deepseekv32", "tool calls are not built"),
+        ("--reasoning-parser qwen3", "qwen3"),
+        ("--chat-template chatml.jinja", "deepseek_v32"),
+        ("--tokenizer /nowhere", "/nowhere"),
+        ("--python /nowhere/python3", "/nowhere/python3"),
+        ("--model /nowhere", "/nowhere"),
+        ("--host no.such.host.invalid", "no.such.host.invalid"),
+    ] {
+        let sentence = refusal(&format!("gateway serve {words}")).await;
+        assert!(sentence.contains(expected), "{sentence}");
+    }
+}
+
+#[tokio::test]
+async fn a_known_template_name_is_a_dialect() {
+    for name in ["deepseek_v32", "./templates/tool_chat_template_deepseekv32.jinja", "encoding_dsv32.py"] {
+        configure(&format!("gateway serve --chat-template {name} --trust-remote-code")).await.unwrap();
+    }
+}
+
+#[test]
+fn the_built_in_model_is_found_in_a_checkout_and_after_installation() {
+    let (folder, surroundings) = checkout();
+    assert_eq!(surroundings.default_model().unwrap(), folder.path().join("models/micro"));
+    let prefix = tempfile::tempdir().unwrap();
+    let installed = Surroundings {
+        executables: vec![prefix.path().join("bin/gateway")],
+        current_dir: folder.path().into(),
+        ..Surroundings::default()
+    };
+    // Not yet installed with its data: the current folder is a checkout.
+    assert_eq!(installed.default_model().unwrap(), folder.path().join("models/micro"));
+    assert!(!installed.worker_environment().is_empty());
+    let data = prefix.path().join("share/baleen/models/micro");
+    fs::create_dir_all(&data).unwrap();
+    fs::write(data.join("config.json"), "{}").unwrap();
+    assert_eq!(installed.default_model().unwrap(), data);
+    assert!(installed.worker_environment().is_empty());
+    let lost = Surroundings { executables: vec!["/nowhere/bin/gateway".into()], ..Surroundings::default() };
+    let sentence = lost.default_model().unwrap_err().to_string();
+    assert!(sentence.contains("/nowhere/share/baleen/models/micro") && sentence.contains("MODEL_DIR"), "{sentence}");
+}
+
+#[test]
+fn the_interpreter_is_looked_for_in_order() {
+    let (folder, mut surroundings) = checkout();
+    let root = folder.path();
+    let put = |path: &str| {
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, "").unwrap();
+        path
+    };
+    let (on_path, in_env) = (put("elsewhere/python3"), put("env/bin/python3"));
+    surroundings.search_path = vec![root.join("elsewhere")];
+    surroundings.virtual_env = Some(root.join("env"));
+    let beside = root.join(".venv/bin/python3");
+    assert_eq!(surroundings.python(None).unwrap(), beside);
+    assert_eq!(surroundings.python(Some(Path::new("python3"))).unwrap(), on_path);
+    assert_eq!(surroundings.python(Some(&in_env)).unwrap(), in_env);
+    // Called from elsewhere: the environment, then the checkout, then PATH.
+    surroundings.executables = vec![root.join("bin/gateway")];
+    assert_eq!(surroundings.python(None).unwrap(), in_env);
+    surroundings.virtual_env = None;
+    assert_eq!(surroundings.python(None).unwrap(), beside);
+    fs::remove_file(&beside).unwrap();
+    assert_eq!(surroundings.python(None).unwrap(), on_path);
+    surroundings.search_path.clear();
+    assert!(surroundings.python(None).unwrap_err().to_string().contains("python3"));
+}

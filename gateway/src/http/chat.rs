@@ -1,0 +1,170 @@
+//! `POST /v1/chat/completions`: from the body to a specification, and from a generation to the answer.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+
+use super::answer::{Answer, Prepared, check_model, finish_of, respond};
+use super::sse::write_event;
+use crate::app::{App, Model};
+use crate::chat::encode::encode;
+use crate::chat::output::OutputOptions;
+use crate::generate::{Choice, GenerateSpec, Generation, Prompt};
+use crate::openai::chat::response::{
+    ChatChoice, ChatChunkChoice, ChatChunkWriter, ChatDelta, ChatMessage, write_completion,
+};
+use crate::openai::chat::{ChatRequest, ChatSpec};
+use crate::openai::logprobs::ChatLogprobs;
+use crate::openai::response::{FinishReason, ResponseHead, Usage};
+use crate::openai::{InvalidRequest, StreamSpec};
+use crate::telemetry::EndpointName;
+
+/// The endpoint.
+pub async fn create(State(app): State<Arc<App>>, body: Body) -> Response {
+    respond(app, EndpointName::ChatCompletions, body, prepare).await
+}
+
+fn prepare(model: &Arc<Model>, body: &[u8]) -> Result<Prepared, InvalidRequest> {
+    let request = ChatRequest::parse(body)?;
+    check_model(model, request.model())?;
+    let ChatSpec { messages, encode: options, generation } = request.validate(&model.limits, &model.facts)?;
+    let encoded = encode(&messages, &options, &model.tokenizer)?;
+    let token_ids = model
+        .tokenizer
+        .encode_segments(&encoded.segments)
+        .map_err(|error| InvalidRequest::from_tokenizer(&error, "messages"))?;
+    let max_tokens = generation.fit_context(token_ids.len(), "messages", &model.facts)?;
+    let spec = GenerateSpec::new(
+        &generation,
+        OutputOptions {
+            stop: generation.stop.clone(),
+            include_stop: generation.include_stop,
+            starts_in_reasoning: encoded.starts_in_reasoning,
+            skip_special_tokens: generation.skip_special_tokens,
+        },
+        vec![Prompt { token_ids, max_tokens }],
+    );
+    let head = model.response_head(format!("chatcmpl-{:032x}", spec.id));
+    let stream = generation.stream.unwrap_or_default();
+    let answer = ChatAnswer {
+        writer: ChatChunkWriter::new(head.clone(), stream.include_usage || stream.continuous_usage),
+        head,
+        stream,
+        model: model.clone(),
+        thinks: encoded.starts_in_reasoning,
+        with_logprobs: generation.sampling.logprobs.is_some(),
+        prompt_token_ids: generation.return_token_ids.then(|| spec.prompts[0].token_ids.clone()),
+        choices: vec![Written::default(); generation.n as usize],
+    };
+    Ok(Prepared { spec, stream: generation.stream, answer: Answer::Chat(answer) })
+}
+
+/// Writes one chat answer. See `Answer`.
+pub struct ChatAnswer {
+    writer: ChatChunkWriter,
+    head: ResponseHead,
+    stream: StreamSpec,
+    model: Arc<Model>,
+    thinks: bool,
+    with_logprobs: bool,
+    prompt_token_ids: Option<Vec<u32>>,
+    choices: Vec<Written>,
+}
+
+/// What of a choice has been written.
+#[derive(Clone, Copy, Default)]
+struct Written {
+    role: bool,
+    finish: bool,
+}
+
+impl ChatAnswer {
+    pub(super) fn write_step(&mut self, generation: &mut Generation, out: &mut Vec<u8>) {
+        let usage = self.stream.continuous_usage.then(|| generation.usage());
+        let Generation { choices, moved, .. } = generation;
+        for &index in moved.iter() {
+            self.write_choice(index, &mut choices[index], usage.as_ref(), out);
+        }
+    }
+
+    fn write_choice(&mut self, index: usize, choice: &mut Choice, usage: Option<&Usage>, out: &mut Vec<u8>) {
+        let number = choice_number(index);
+        if !self.choices[index].role {
+            self.choices[index].role = true;
+            let first = ChatChunkChoice::new(number, ChatDelta::role(self.thinks));
+            write_event(out, |out| match &self.prompt_token_ids {
+                Some(ids) => self.writer.write_first(&first, usage, ids, out),
+                None => self.writer.write(&first, usage, out),
+            });
+        }
+        self.write_delta(number, choice, usage, out);
+        if let Some((reason, stop_reason)) = finish_of(&self.model, choice)
+            && !self.choices[index].finish
+        {
+            self.choices[index].finish = true;
+            let last = ChatChunkChoice::finish(number, reason, stop_reason);
+            write_event(out, |out| self.writer.write(&last, usage, out));
+        }
+    }
+
+    /// Writes the step's text, reasoning first; what describes its tokens goes with the first of the two.
+    fn write_delta(&self, number: u32, choice: &mut Choice, usage: Option<&Usage>, out: &mut Vec<u8>) {
+        let mut logprobs = (self.with_logprobs && !choice.logprobs.is_empty())
+            .then_some(ChatLogprobs { tokenizer: &self.model.tokenizer, tokens: &choice.logprobs });
+        let mut token_ids = (!choice.token_ids.is_empty()).then_some(choice.token_ids.as_slice());
+        let mut write = |delta: ChatDelta<'_>| {
+            let text = ChatChunkChoice {
+                logprobs: logprobs.take(),
+                token_ids: token_ids.take(),
+                ..ChatChunkChoice::new(number, delta)
+            };
+            write_event(out, |out| self.writer.write(&text, usage, out));
+        };
+        let nothing_shows = choice.delta.is_empty();
+        if !choice.delta.reasoning.is_empty() {
+            write(ChatDelta::reasoning(&choice.delta.reasoning));
+        }
+        if !choice.delta.content.is_empty() {
+            write(ChatDelta::content(&choice.delta.content));
+        }
+        if nothing_shows && (!choice.logprobs.is_empty() || !choice.token_ids.is_empty()) {
+            write(ChatDelta::empty());
+        }
+        choice.delta.clear();
+        choice.logprobs.clear();
+        choice.token_ids.clear();
+    }
+
+    pub(super) fn write_end(&self, generation: &Generation, out: &mut Vec<u8>) {
+        if self.stream.include_usage {
+            write_event(out, |out| self.writer.write_usage(&generation.usage(), out));
+        }
+    }
+
+    pub(super) fn write_whole(&self, generation: &Generation, out: &mut Vec<u8>) -> serde_json::Result<()> {
+        let keeps_ids = self.prompt_token_ids.is_some();
+        let choices = generation.choices.iter().enumerate().map(|(index, choice)| {
+            let (finish_reason, stop_reason) = finish_of(&self.model, choice).unwrap_or((FinishReason::Abort, None));
+            let reasoning = self.thinks.then_some(choice.delta.reasoning.as_str());
+            ChatChoice {
+                index: choice_number(index),
+                message: ChatMessage::new(&choice.delta.content, reasoning),
+                logprobs: self
+                    .with_logprobs
+                    .then_some(ChatLogprobs { tokenizer: &self.model.tokenizer, tokens: &choice.logprobs }),
+                finish_reason,
+                stop_reason,
+                token_ids: keeps_ids.then_some(choice.token_ids.as_slice()),
+            }
+        });
+        let choices: Vec<ChatChoice<'_>> = choices.collect();
+        write_completion(&self.head, &choices, &generation.usage(), self.prompt_token_ids.as_deref(), out)
+    }
+}
+
+/// A choice's `index`; validation keeps the number of choices far below 2³².
+fn choice_number(index: usize) -> u32 {
+    u32::try_from(index).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,335 @@
+//! Sorts the frames of one worker stream into the mailboxes of the requests they speak of.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use thiserror::Error;
+
+use super::mailbox::{Cut, End, Mailbox, Row};
+use super::{Failure, FailureKind, wire};
+use crate::openai::logprobs::TokenLogprob;
+
+/// A stream whose frames cannot be trusted any more.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum BrokenStream {
+    #[error("frame {received} arrived where frame {expected} was due")]
+    Gap { expected: u64, received: u64 },
+    #[error("a step frame's columns differ in length ({0})")]
+    Columns(&'static str),
+}
+
+/// Requests in flight on one stream. A key leaves the table with its last row, when it is aborted, or with the stream.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    entries: HashMap<u64, Entry>,
+    closed: Option<Failure>,
+    last_key: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    mailbox: Arc<Mailbox>,
+    choice: u32,
+}
+
+impl Table {
+    /// Registers one key per choice, `first_choice` counting up.
+    ///
+    /// # Errors
+    /// The stream has ended; the failure says why.
+    pub(super) fn insert(&self, mailbox: &Arc<Mailbox>, num_choices: u32) -> Result<Vec<u64>, Failure> {
+        let mut state = self.lock();
+        if let Some(failure) = &state.closed {
+            return Err(failure.clone());
+        }
+        let keys = (0..num_choices).map(|choice| {
+            state.last_key += 1;
+            let key = state.last_key;
+            state.entries.insert(key, Entry { mailbox: mailbox.clone(), choice });
+            key
+        });
+        Ok(keys.collect())
+    }
+
+    /// Forgets a key; false where it had already ended.
+    pub(super) fn remove(&self, key: u64) -> bool {
+        self.lock().entries.remove(&key).is_some()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.lock().entries.len()
+    }
+
+    /// Ends every request in flight with `failure`, and every later `insert`.
+    pub(super) fn close(&self, failure: &Failure) {
+        let entries = {
+            let mut state = self.lock();
+            state.closed.get_or_insert_with(|| failure.clone());
+            std::mem::take(&mut state.entries)
+        };
+        for entry in entries.into_values() {
+            deliver_failure(&entry, failure.clone());
+        }
+    }
+
+    /// Delivers the rows of one step. Keys whose client was cut are returned: the worker is to be told to stop.
+    pub(super) fn step(&self, step: &wire::StepFrame) -> Result<Vec<u64>, BrokenStream> {
+        let columns = Columns::check(step)?;
+        let mut cut_keys = Vec::new();
+        let mut wakers = Vec::with_capacity(step.keys.len());
+        {
+            let mut state = self.lock();
+            let mut token_ids = step.token_ids.as_slice();
+            let mut logprobs = ScoreReader::new(step.logprobs.as_ref());
+            let mut prompt_logprobs = ScoreReader::new(step.prompt_logprobs.as_ref());
+            for index in 0..columns.num_rows {
+                let num_tokens = step.token_counts[index];
+                let (tokens, rest) = token_ids.split_at(num_tokens as usize);
+                token_ids = rest;
+                let row_logprobs = logprobs.take_row(index);
+                let row_prompt_logprobs = prompt_logprobs.take_row(index);
+                let key = step.keys[index];
+                let Some(entry) = state.entries.get(&key) else { continue };
+                let row = Row {
+                    choice: entry.choice,
+                    num_tokens,
+                    cached_tokens: step.cached_tokens[index],
+                    logprobs: row_logprobs,
+                    prompt_logprobs: row_prompt_logprobs,
+                    end: end_of(step.finish_reasons[index]),
+                };
+                let ended = row.end.is_some();
+                match entry.mailbox.push(row, tokens) {
+                    Ok(waker) => wakers.extend(waker),
+                    Err(Cut::SlowClient | Cut::Aborted) if ended => {}
+                    Err(_) => cut_keys.push(key),
+                }
+                if ended {
+                    state.entries.remove(&key);
+                }
+            }
+            for key in &cut_keys {
+                state.entries.remove(key);
+            }
+        }
+        wakers.into_iter().for_each(std::task::Waker::wake);
+        Ok(cut_keys)
+    }
+
+    /// Ends one request with the worker's error.
+    pub(super) fn fail(&self, error: wire::RequestError) {
+        let Some(entry) = self.lock().entries.remove(&error.key) else { return };
+        deliver_failure(&entry, failure_of(error));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn deliver_failure(entry: &Entry, failure: Failure) {
+    let row = Row { choice: entry.choice, end: Some(End::Failed(Box::new(failure))), ..Row::default() };
+    // A request that was cut has its own ending.
+    if let Ok(Some(waker)) = entry.mailbox.push(row, &[]) {
+        waker.wake();
+    }
+}
+
+fn end_of(reason: i32) -> Option<End> {
+    match wire::FinishReason::try_from(reason).unwrap_or(wire::FinishReason::Unspecified) {
+        wire::FinishReason::Unspecified => None,
+        wire::FinishReason::Stop => Some(End::Stop),
+        wire::FinishReason::Length => Some(End::Length),
+        wire::FinishReason::Abort => Some(End::Abort),
+    }
+}
+
+fn failure_of(error: wire::RequestError) -> Failure {
+    let kind = match error.code() {
+        wire::ErrorCode::InvalidArgument => FailureKind::InvalidArgument,
+        wire::ErrorCode::Unimplemented => FailureKind::Unimplemented,
+        wire::ErrorCode::Unavailable => FailureKind::Unavailable,
+        wire::ErrorCode::ResourceExhausted => FailureKind::Overloaded,
+        wire::ErrorCode::DeadlineExceeded => FailureKind::DeadlineExceeded,
+        wire::ErrorCode::Internal | wire::ErrorCode::Unspecified => FailureKind::Internal,
+    };
+    Failure { kind, field: Some(error.field).filter(|field| !field.is_empty()), message: error.message }
+}
+
+/// Proof that a step frame's columns fit together, so that rows can be cut out of them by index.
+struct Columns {
+    num_rows: usize,
+}
+
+impl Columns {
+    fn check(step: &wire::StepFrame) -> Result<Self, BrokenStream> {
+        let num_rows = step.keys.len();
+        let same = |length: usize, column| if length == num_rows { Ok(()) } else { Err(BrokenStream::Columns(column)) };
+        same(step.token_counts.len(), "token_counts")?;
+        same(step.finish_reasons.len(), "finish_reasons")?;
+        same(step.cached_tokens.len(), "cached_tokens")?;
+        if !sums_to(&step.token_counts, step.token_ids.len()) {
+            return Err(BrokenStream::Columns("token_ids"));
+        }
+        for scores in [&step.logprobs, &step.prompt_logprobs].into_iter().flatten() {
+            let fits = scores.rows.len() == scores.counts.len()
+                && scores.rows.iter().all(|&row| (row as usize) < num_rows)
+                && scores.rows.windows(2).all(|pair| pair[0] < pair[1])
+                && sums_to(&scores.counts, scores.token_ids.len())
+                && scores.logprobs.len() == scores.token_ids.len()
+                && scores.top_counts.len() == scores.token_ids.len()
+                && sums_to(&scores.top_counts, scores.top_token_ids.len())
+                && scores.top_logprobs.len() == scores.top_token_ids.len();
+            if !fits {
+                return Err(BrokenStream::Columns("logprobs"));
+            }
+        }
+        Ok(Self { num_rows })
+    }
+}
+
+fn sums_to(counts: &[u32], total: usize) -> bool {
+    counts.iter().map(|&count| u64::from(count)).sum::<u64>() == total as u64
+}
+
+/// Walks checked log-probability columns row by row.
+struct ScoreReader<'a> {
+    columns: Option<&'a wire::LogprobColumns>,
+    row: usize,
+    token: usize,
+    top: usize,
+}
+
+impl<'a> ScoreReader<'a> {
+    fn new(columns: Option<&'a wire::LogprobColumns>) -> Self {
+        Self { columns, row: 0, token: 0, top: 0 }
+    }
+
+    /// Scores of frame row `index`; rows are asked for in ascending order.
+    fn take_row(&mut self, index: usize) -> Vec<TokenLogprob> {
+        let Some(columns) = self.columns else { return Vec::new() };
+        if columns.rows.get(self.row).is_none_or(|&row| row as usize != index) {
+            return Vec::new();
+        }
+        let count = columns.counts[self.row] as usize;
+        self.row += 1;
+        let tokens = self.token..self.token + count;
+        self.token = tokens.end;
+        tokens.map(|token| self.score(columns, token)).collect()
+    }
+
+    fn score(&mut self, columns: &wire::LogprobColumns, token: usize) -> TokenLogprob {
+        let tops = self.top..self.top + columns.top_counts[token] as usize;
+        self.top = tops.end;
+        TokenLogprob {
+            token_id: columns.token_ids[token],
+            logprob: Some(columns.logprobs[token]),
+            top: tops.map(|top| (columns.top_token_ids[top], columns.top_logprobs[top])).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use std::task::{Context, Poll, Waker};
+
+    use super::super::mailbox::Batch;
+    use super::*;
+
+    fn take(mailbox: &Mailbox) -> Batch {
+        let mut batch = Batch::default();
+        match mailbox.poll_take(&mut Context::from_waker(Waker::noop()), &mut batch) {
+            Poll::Ready(Ok(())) => batch,
+            other => unreachable!("expected rows, got {other:?}"),
+        }
+    }
+
+    fn two_rows() -> wire::StepFrame {
+        wire::StepFrame {
+            step: 1,
+            keys: vec![1, 2],
+            token_counts: vec![2, 1],
+            token_ids: vec![10, 11, 20],
+            finish_reasons: vec![0, 2],
+            cached_tokens: vec![0, 64],
+            logprobs: Some(wire::LogprobColumns {
+                rows: vec![1],
+                counts: vec![1],
+                token_ids: vec![20],
+                logprobs: vec![-0.5],
+                top_counts: vec![2],
+                top_token_ids: vec![20, 21],
+                top_logprobs: vec![-0.5, -1.0],
+            }),
+            prompt_logprobs: None,
+        }
+    }
+
+    #[test]
+    fn rows_reach_their_own_mailbox() {
+        let table = Table::default();
+        let (first, second) = (Arc::new(Mailbox::new(1)), Arc::new(Mailbox::new(1)));
+        assert_eq!(table.insert(&first, 1).unwrap(), [1]);
+        assert_eq!(table.insert(&second, 1).unwrap(), [2]);
+        assert_eq!(table.step(&two_rows()).unwrap(), Vec::<u64>::new());
+        assert_eq!(take(&first).token_ids, [10, 11]);
+        let batch = take(&second);
+        assert_eq!((batch.token_ids.as_slice(), &batch.rows[0].end), ([20].as_slice(), &Some(End::Length)));
+        assert_eq!(batch.rows[0].logprobs[0].top, [(20, -0.5), (21, -1.0)]);
+        assert_eq!((table.len(), batch.rows[0].cached_tokens), (1, 64));
+    }
+
+    #[test]
+    fn rows_of_forgotten_keys_are_skipped_with_their_tokens() {
+        let table = Table::default();
+        let mailbox = Arc::new(Mailbox::new(2));
+        table.insert(&mailbox, 2).unwrap();
+        assert!(table.remove(1));
+        table.step(&two_rows()).unwrap();
+        assert_eq!(take(&mailbox).token_ids, [20]);
+    }
+
+    #[test]
+    fn a_cut_request_is_reported_once_and_forgotten() {
+        let table = Table::default();
+        let mailbox = Arc::new(Mailbox::new(1));
+        table.insert(&mailbox, 1).unwrap();
+        mailbox.cut(Cut::Aborted);
+        assert_eq!(table.step(&two_rows()).unwrap(), [1]);
+        assert_eq!(table.step(&two_rows()).unwrap(), Vec::<u64>::new());
+    }
+
+    #[test]
+    fn columns_that_do_not_fit_break_the_stream() {
+        let spoil: [fn(&mut wire::StepFrame); 5] = [
+            |step| step.token_ids.push(1),
+            |step| drop(step.cached_tokens.pop()),
+            |step| step.token_counts[0] = u32::MAX,
+            |step| step.logprobs.as_mut().unwrap().rows[0] = 2,
+            |step| step.logprobs.as_mut().unwrap().top_counts[0] = 3,
+        ];
+        for change in spoil {
+            let mut step = two_rows();
+            change(&mut step);
+            assert!(matches!(Table::default().step(&step), Err(BrokenStream::Columns(_))));
+        }
+    }
+
+    #[test]
+    fn the_end_of_the_stream_fails_what_is_in_flight_and_what_comes_later() {
+        let table = Table::default();
+        let mailbox = Arc::new(Mailbox::new(1));
+        table.insert(&mailbox, 1).unwrap();
+        let failure = Failure::unavailable("the worker went away");
+        table.close(&failure);
+        assert_eq!(take(&mailbox).rows[0].end, Some(End::Failed(Box::new(failure.clone()))));
+        assert_eq!(table.insert(&mailbox, 1), Err(failure));
+    }
+}

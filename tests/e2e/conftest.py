@@ -1,0 +1,57 @@
+"""Stacks that the end-to-end tests talk to: a real gateway with a real worker behind a real socket.
+
+Tests that only ask share one stack a session; a test that breaks something starts its own through `start`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import openai
+import pytest
+from harness.processes import Gateway, serve_arguments
+
+
+@pytest.fixture(scope="session")
+def fake_stack() -> Iterator[Gateway]:
+    """Answers at once with deterministic tokens."""
+    with Gateway(*serve_arguments("fake")) as gateway:
+        yield gateway.ready()
+
+
+@pytest.fixture(scope="session")
+def slow_stack() -> Iterator[Gateway]:
+    """The same at 20 ms a step, so that a test can act while a stream runs."""
+    with Gateway(*serve_arguments("fake", "--fake-step-ms", "20")) as gateway:
+        yield gateway.ready()
+
+
+@pytest.fixture(scope="session")
+def model_stack() -> Iterator[Gateway]:
+    """Computes the micro model in float32."""
+    with Gateway(*serve_arguments("model", "--dtype", "float32")) as gateway:
+        yield gateway.ready()
+
+
+@pytest.fixture(params=["fake", "model"])
+def stack(request: pytest.FixtureRequest) -> Gateway:
+    """Either of the two in turn."""
+    return request.getfixturevalue(f"{request.param}_stack")
+
+
+@pytest.fixture
+def client(stack: Gateway) -> Iterator[openai.OpenAI]:
+    with stack.client() as client:
+        yield client
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Gateway]]:
+    """Starts a gateway of this test alone and waits until it is ready."""
+    with ExitStack() as running:
+
+        def start_gateway(*arguments: str) -> Gateway:
+            return running.enter_context(Gateway(*arguments)).ready()
+
+        yield start_gateway

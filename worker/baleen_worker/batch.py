@@ -1,0 +1,93 @@
+"""Turns a step plan into the tensors of one forward pass. Owns the page tables on the device.
+
+Legend: S request slots, P pages of the longest request, T tokens of the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from baleen_worker.model.context import ForwardContext, ForwardRow
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from baleen_worker.step import PlannedRow
+
+
+class PageTables:
+    """[S, P] int64 on the device: the pages of each slot in order. Steps extend it, nothing rebuilds it.
+
+    What lies beyond a slot's pages is left over from earlier requests and never read.
+    """
+
+    def __init__(self, num_slots: int, max_pages: int, *, device: torch.device) -> None:
+        self.tensor = torch.zeros(num_slots, max_pages, dtype=torch.int64, device=device)
+
+    def extend(self, rows: Sequence[PlannedRow]) -> None:
+        """Enters the new pages of all rows, in one copy to the device."""
+        grown = [row for row in rows if row.new_pages]
+        if not grown:
+            return
+        width = self.tensor.shape[1]
+        for row in grown:
+            last = row.first_new_page + len(row.new_pages)
+            if last > width:
+                raise ValueError(f"slot {row.slot} is granted {last} pages, but a request has at most {width}")
+        counts = [len(row.new_pages) for row in grown]
+        entries = np.empty((3, sum(counts)), dtype=np.int64)
+        entries[0] = np.repeat([row.slot for row in grown], counts)
+        entries[1] = _ranges([row.first_new_page for row in grown], counts)
+        entries[2] = [page for row in grown for page in row.new_pages]
+        slots, places, pages = torch.from_numpy(entries).to(self.tensor.device)
+        self.tensor[slots, places] = pages
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One forward pass. input_ids: [T] int64. starts: where each planned row begins among the T tokens."""
+
+    input_ids: Tensor
+    context: ForwardContext
+    starts: Sequence[int]
+
+
+def make_batch(rows: Sequence[PlannedRow], tables: PageTables, page_size: int) -> Batch:
+    """The batch of all rows, in their order. Their new pages are already in the tables."""
+    device = tables.tensor.device
+    counts = [len(row.token_ids) for row in rows]
+    starts = [0, *accumulate(counts)]
+    host = np.empty((3, starts[-1]), dtype=np.int64)
+    host[0] = [token_id for row in rows for token_id in row.token_ids]
+    host[1] = _ranges([row.start for row in rows], counts)
+    host[2] = np.repeat([row.slot for row in rows], counts)
+    input_ids, positions, slots = torch.from_numpy(host).to(device)
+    kv_slots = tables.tensor[slots, positions // page_size] * page_size + positions % page_size
+    forward_rows = [_forward_row(row, start, tables, page_size) for row, start in zip(rows, starts[:-1], strict=True)]
+    return Batch(input_ids, ForwardContext(positions, kv_slots, forward_rows, page_size), starts)
+
+
+def _forward_row(row: PlannedRow, start: int, tables: PageTables, page_size: int) -> ForwardRow:
+    num_tokens = len(row.token_ids)
+    context_len = row.start + num_tokens
+    return ForwardRow(
+        start=start,
+        num_tokens=num_tokens,
+        context_len=context_len,
+        page_table=tables.tensor[row.slot, : -(-context_len // page_size)],
+        is_prefill=num_tokens > 1 or row.output_index == 0,
+    )
+
+
+def _ranges(firsts: Sequence[int], counts: Sequence[int]) -> np.ndarray:
+    """first, first + 1, … count times, for each pair, end to end."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(counts) else 0
+    return np.arange(total) + np.repeat(np.asarray(firsts, dtype=np.int64) - (ends - counts), counts)

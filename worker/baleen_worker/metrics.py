@@ -1,0 +1,55 @@
+"""The worker's own Prometheus metrics, served by the head when `--metrics-port` asks for it. Owns names and registry.
+
+The gateway's /metrics covers requests; these cover what only the worker sees.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from prometheus_client import Metric
+
+    from baleen_worker.output import Load
+
+_GAUGES = {
+    "running_requests": "Requests that hold a slot.",
+    "waiting_requests": "Requests in the queue.",
+    "used_pages": "KV pages held by requests or caches.",
+    "total_pages": "KV pages that requests can hold.",
+    "waiting_prompt_tokens": "Prompt tokens not yet computed.",
+}
+_COUNTERS = {
+    "steps": "Engine steps.",
+    "generated_tokens": "Tokens generated.",
+    "prompt_tokens": "Prompt tokens computed.",
+}
+
+
+class LoadCollector(Collector):
+    """Reads the rank's latest load at each scrape, so that nothing is counted twice."""
+
+    def __init__(self, model_id: str, load: Callable[[], Load]) -> None:
+        self._model_id = model_id
+        self._load = load
+
+    def collect(self) -> Iterator[Metric]:
+        load = self._load()
+        for families, descriptions in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+            for field, description in descriptions.items():
+                family = families(f"baleen_worker_{field}", description, labels=["model"])
+                family.add_metric([self._model_id], getattr(load, field))
+                yield family
+
+
+def serve_metrics(host: str, port: int, model_id: str, load: Callable[[], Load]) -> None:
+    """Serves /metrics from a thread of its own. Raises OSError when the port is taken."""
+    registry = CollectorRegistry()
+    registry.register(LoadCollector(model_id, load))
+    start_http_server(port, addr=host, registry=registry)

@@ -1,0 +1,49 @@
+"""What a request gives back, piece by piece, as the engine publishes it. Plain data, owned by whoever holds it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from baleen_worker.request import ErrorCode, FinishReason, RequestId
+from baleen_worker.step import TokenLogprobs
+
+
+class RequestError(msgspec.Struct, frozen=True, array_like=True):
+    """Why a request failed: `field` is the field of the contract at fault, "" when it is none of them."""
+
+    code: ErrorCode
+    message: str
+    field: str = ""
+
+
+class Output(msgspec.Struct, array_like=True, gc=False):
+    """News of one request. Exactly one output of a request is final: it has a `finish_reason` or an `error`.
+
+    `logprobs` describes `token_ids`; `prompt_logprobs` describes the next prompt tokens, starting at prompt token 1.
+    """
+
+    id: RequestId
+    token_ids: list[int] = msgspec.field(default_factory=list[int])
+    finish_reason: FinishReason | None = None
+    error: RequestError | None = None
+    cached_tokens: int = 0
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing follows for this request."""
+        return self.finish_reason is not None or self.error is not None
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True):
+    """How busy one rank is; the fields are those of `baleen.worker.v1.LoadReport`."""
+
+    running_requests: int = 0
+    waiting_requests: int = 0
+    used_pages: int = 0
+    total_pages: int = 0
+    waiting_prompt_tokens: int = 0
+    steps: int = 0
+    generated_tokens: int = 0
+    prompt_tokens: int = 0

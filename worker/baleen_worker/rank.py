@@ -1,0 +1,169 @@
+"""The rank process: builds the runner and turns the engine. Started by the head alone, as `-m baleen_worker.rank`.
+
+Its standard input is a pipe from the head. The first line is the assignment; the pipe then stays silent, and when it
+closes the head is gone and the rank ends itself. Signals from a terminal are the head's to handle.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from baleen_worker.cache.pages import PagePool
+from baleen_worker.config import WorkerConfig
+from baleen_worker.engine import Engine
+from baleen_worker.fake_runner import build_fake_runner
+from baleen_worker.messages import Fatal, Loading, Ready
+from baleen_worker.scheduler import Scheduler, SchedulerLimits
+from baleen_worker.wire import RankEnd
+
+if TYPE_CHECKING:
+    from baleen_worker.step import BuiltRunner
+
+_PR_SET_PDEATHSIG = 1
+_PROGRESS_INTERVAL_S = 0.2
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What the head hands its rank. The last three are facts of the model that the fake runner needs as well."""
+
+    worker: WorkerConfig
+    socket_path: Path
+    head_pid: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+    def encode(self) -> bytes:
+        """One line of JSON."""
+        return msgspec.json.encode(self, enc_hook=str) + b"\n"
+
+    @classmethod
+    def decode(cls, line: bytes) -> Assignment:
+        """Inverse of `encode`."""
+        return msgspec.json.decode(line, type=cls, dec_hook=_decode_path)
+
+
+def main() -> int:
+    """Runs until the head goes away (exit 0, at once) or something fatal happens (exit 1, after telling the head)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Unbuffered, so that nothing but the assignment is read here and the watcher sees the end of the pipe.
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as pipe:
+        assignment = Assignment.decode(pipe.readline())
+    _die_with_head(assignment.head_pid)
+    logging.basicConfig(
+        level=assignment.worker.log_level.upper(),
+        format="%(asctime)s %(levelname)s rank: %(message)s",
+        stream=sys.stderr,
+    )
+    end = RankEnd(assignment.socket_path)
+    try:
+        _serve(assignment, end)
+    except Exception as error:
+        logger.debug("the rank ends", exc_info=True)
+        end.publish(Fatal(_sentence(error)))
+    end.close()
+    return 1
+
+
+def _serve(assignment: Assignment, end: RankEnd) -> None:
+    config = assignment.worker
+    started_s = time.monotonic()
+    built = _build(assignment, end)
+    scheduler = Scheduler(
+        SchedulerLimits(
+            max_running_requests=config.max_running_requests,
+            max_step_tokens=config.chunked_prefill_size,
+            max_queued_requests=config.max_queued_requests,
+            page_size=config.page_size,
+        ),
+        PagePool(built.num_pages),
+    )
+    # Nothing built so far will ever be garbage: collections need not look at it again.
+    gc.collect()
+    gc.freeze()
+    end.publish(
+        Ready(
+            device=built.device,
+            dtype=built.dtype,
+            layout_id=built.layout_id,
+            capacity_pages=built.num_pages - 1,
+            weights_bytes=built.weights_bytes,
+            kv_bytes=built.kv_bytes,
+            load_seconds=time.monotonic() - started_s,
+        )
+    )
+    Engine(scheduler, built.runner, end, end).run()
+
+
+def _build(assignment: Assignment, end: RankEnd) -> BuiltRunner:
+    config = assignment.worker
+    if config.runner == "fake":
+        return build_fake_runner(
+            vocab_size=assignment.vocab_size,
+            avoid_ids=assignment.eos_token_ids,
+            max_total_tokens=config.max_total_tokens,
+            step_ms=config.fake.step_ms,
+            poison_token_id=config.fake.poison_token_id,
+        )
+    from baleen_worker.runner import build_runner  # imports torch, which the fake runner does without
+
+    last_s = float("-inf")
+
+    def report(done_bytes: int, total_bytes: int) -> None:
+        nonlocal last_s
+        now_s = time.monotonic()
+        if now_s - last_s >= _PROGRESS_INTERVAL_S or done_bytes == total_bytes:
+            last_s = now_s
+            end.publish(Loading(done_bytes, total_bytes))
+
+    return build_runner(config, on_progress=report)
+
+
+def _die_with_head(head_pid: int) -> None:
+    """Two ways, because each has a gap: the pipe needs this process to get to run, the signal needs Linux."""
+    threading.Thread(target=_exit_at_end_of_input, name="head-watch", daemon=True).start()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != head_pid:  # it died before the request was made
+            os._exit(0)
+
+
+def _exit_at_end_of_input() -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os._exit(0)
+
+
+def _sentence(error: Exception) -> str:
+    """What an operator is told: our own errors speak for themselves, others need their type."""
+    text = " ".join(str(error).split())
+    if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+        return f"PyTorch is not installed for {sys.executable}: run `{sys.executable} -m pip install torch`"
+    if type(error).__module__.startswith("baleen_worker") or type(error) is ValueError:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _decode_path(kind: type[Any], value: Any) -> Any:
+    if kind is Path:
+        return Path(value)
+    raise TypeError(f"cannot read {kind.__name__} from an assignment")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

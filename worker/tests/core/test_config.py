@@ -1,0 +1,129 @@
+"""The command line: what it means, what it refuses and in which words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from baleen_worker.config import ConfigError, parse
+from baleen_worker.launch_flags import LAUNCH_FLAGS
+
+WORKER = Path(__file__).resolve().parents[2]
+
+
+def refusal(*arguments: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(arguments)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("form", [["{}"], ["--model", "{}"], ["--model-path", "{}"]])
+def test_the_model_may_be_named_in_three_ways(tmp_path: Path, form: list[str]) -> None:
+    config = parse([part.format(tmp_path) for part in form])
+    assert config.worker.model_dir == tmp_path
+    assert config.head.model_id == tmp_path.name
+
+
+def test_the_values_of_our_own_flags_arrive(tmp_path: Path) -> None:
+    line = (
+        "--host 0.0.0.0 --port 0 --dtype bfloat16 --device cpu --load-format dummy --kv-cache-dtype bf16 "
+        "--max-total-tokens 128 --mem-fraction-static 0.5 --max-running-requests 3 --max-queued-requests 4 "
+        "--chunked-prefill-size 192 --context-length 77 --served-model-name whale --supervised --log-level DEBUG "
+        "--seed 5 --metrics-port 9000 --runner fake --fake-step-ms 1.5 --fake-poison-token-id 8"
+    )
+    config = parse([str(tmp_path), *line.split()])
+    worker, head = config.worker, config.head
+    assert (head.host, head.port, head.model_id, head.supervised, head.metrics_port) == (
+        "0.0.0.0",
+        0,
+        "whale",
+        True,
+        9000,
+    )
+    assert (worker.dtype, worker.device, worker.load_format, worker.kv_cache_dtype) == (
+        "bfloat16",
+        "cpu",
+        "dummy",
+        "bfloat16",
+    )
+    assert (worker.max_total_tokens, worker.mem_fraction_static, worker.context_length) == (128, 0.5, 77)
+    assert (worker.max_running_requests, worker.max_queued_requests, worker.chunked_prefill_size) == (3, 4, 192)
+    assert (worker.runner, worker.fake.step_ms, worker.fake.poison_token_id) == ("fake", 1.5, 8)
+    assert (worker.seed, worker.log_level) == (5, "debug")
+
+
+def test_flags_of_the_launch_guide_are_taken_where_they_are_true_here(tmp_path: Path) -> None:
+    line = (
+        "--trust-remote-code --tp 1 --dp-size 1 --ep 1 --pp-size 1 --nnodes 1 --node-rank 0 --page-size 64 "
+        "--attention-backend nsa --disable-radix-cache --disable-cuda-graph --cuda-graph-bs 1 2 4 8 "
+        "--disable-overlap-schedule --disaggregation-mode null --schedule-policy fcfs --dist-init-addr 10.0.0.1:5000"
+    )
+    assert parse([str(tmp_path), *line.split()]) == parse([str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--tp", "8", "one rank"),
+        ("--dp", "2", "one rank"),
+        ("--nnodes", "2", "one rank"),
+        ("--attention-backend", "fa3", "use dsa, nsa or torch"),
+        ("--nsa-prefill-backend", "flashmla_sparse", "use torch"),
+        ("--dsa-decode-backend", "flashmla_kv", "use torch"),
+        ("--page-size", "1", "64 tokens"),
+        ("--speculative-algorithm", "EAGLE", "speculative decoding is not built"),
+        ("--disaggregation-mode", "prefill", "disaggregation is not built"),
+        ("--quantization", "fp8", "config.json"),
+        ("--tool-call-parser", "deepseekv32", "gateway"),
+        ("--chat-template", "x.jinja", "gateway"),
+        ("--chunked-prefill-size", "100", "multiple of 64"),
+        ("--chunked-prefill-size", "0", "multiple of 64"),
+        ("--port", "65536", "from 0 to 65535"),
+        ("--max-running-requests", "0", "from 1"),
+        ("--mem-fraction-static", "1.5", "between 0 and 1"),
+        ("--mem-fraction-static", "nan", "between 0 and 1"),
+        ("--dtype", "float16", "invalid choice"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_with_a_reason(tmp_path: Path, flag: str, value: str, words: str) -> None:
+    message = refusal(str(tmp_path), flag, value)
+    assert flag in message
+    assert words in message
+    assert "\n" not in message
+
+
+def test_every_row_of_the_table_does_what_it_says(tmp_path: Path) -> None:
+    plain = parse([str(tmp_path)])
+    for flag in LAUNCH_FLAGS:
+        for name in flag.names:
+            for value in flag.accepts or (("anything",) if flag.any_value else ()):
+                assert parse([str(tmp_path), name, *([value] if value else [])]) == plain
+            if flag.refused or (not flag.any_value and flag.takes_value):
+                message = refusal(str(tmp_path), name, *(["anything"] if flag.takes_value else []))
+                assert name in message
+                assert flag.why in message
+
+
+def test_unknown_flags_models_twice_and_no_model_are_refused(tmp_path: Path) -> None:
+    assert "--no-such-flag" in refusal(str(tmp_path), "--no-such-flag")
+    assert "no model named" in refusal()
+    assert "twice" in refusal(str(tmp_path), "--model", str(tmp_path.parent))
+    assert "not a folder" in refusal(str(tmp_path / "absent"))
+    assert "unrecognized" in refusal(str(tmp_path), "--mem-fraction", "0.5")
+
+
+def test_a_bad_command_line_ends_in_one_sentence(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "baleen_worker", str(tmp_path), "--tp", "8"],
+        cwd=WORKER,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: --tp 8 cannot be honoured: ")
+    assert done.stderr.count("\n") == 1

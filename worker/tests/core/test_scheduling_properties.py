@@ -1,0 +1,212 @@
+"""Properties of scheduler, pages and fake runner under any order of events, at any depth of steps in flight.
+
+Every token is checked against what the prompt must be answered with, every page by the fake runner's tags, and after
+each event all pages and slots are counted. The tests count the engine steps they generated and require enough of them.
+"""
+
+from __future__ import annotations
+
+import random
+
+from baleen_worker.cache.pages import PagePool
+from baleen_worker.engine import Engine
+from baleen_worker.fake_runner import FakeRunner
+from baleen_worker.messages import Abort, AbortStream, Submit
+from baleen_worker.request import ErrorCode
+from baleen_worker.scheduler import Scheduler, SchedulerLimits
+from engine_rig import PAGE_SIZE, VOCAB_SIZE, Lines, Rig, answer_to, make_request
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+MIN_STEPS_MACHINE = 20_000
+MIN_STEPS_ENGINE = 100_000
+
+PROMPT_LENS = st.one_of(st.integers(1, 400), st.sampled_from([1, 63, 64, 65, 127, 128, 129, 192, 256]))
+MAX_TOKENS = st.one_of(st.integers(0, 80), st.sampled_from([0, 1, 2, 64, 65, 130]))
+OPTIONAL_TOPS = st.sampled_from([None, None, None, 0, 2])
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Requests come, go, expire and are aborted while up to three steps are in flight."""
+
+    num_steps = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rig = Rig(num_pages=20, max_running=4, max_step_tokens=128, max_queued=12)
+        self.next_key = 0
+
+    @rule(
+        prompt_len=PROMPT_LENS,
+        max_tokens=MAX_TOKENS,
+        stream=st.integers(1, 3),
+        priority=st.integers(-1, 1),
+        logprobs=OPTIONAL_TOPS,
+        prompt_logprobs=OPTIONAL_TOPS,
+        stops=st.booleans(),
+        deadline_ms=st.one_of(st.none(), st.none(), st.integers(1, 500)),
+    )
+    def submit(
+        self,
+        prompt_len: int,
+        max_tokens: int,
+        stream: int,
+        priority: int,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+        stops: bool,
+        deadline_ms: int | None,
+    ) -> None:
+        self.next_key += 1
+        draw = random.Random(self.next_key)
+        request = make_request(
+            self.next_key,
+            [draw.randrange(VOCAB_SIZE) for _ in range(prompt_len)],
+            max_tokens,
+            stream=stream,
+            stop_token_ids=tuple(draw.sample(range(VOCAB_SIZE), 20)) if stops else (),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            priority=priority,
+            deadline_ms=deadline_ms,
+        )
+        self.rig.submit(request)
+
+    @precondition(lambda self: self.rig.ledger.accounts)
+    @rule(data=st.data())
+    def abort_any(self, data: st.DataObject) -> None:
+        self.rig.abort(data.draw(st.sampled_from(sorted(self.rig.ledger.accounts))))
+
+    @rule(stream=st.integers(1, 3))
+    def abort_stream(self, stream: int) -> None:
+        for request_id in self.rig.ledger.live:
+            if request_id[0] == stream:
+                self.rig.ledger.interrupt(request_id)
+        self.rig.ledger.enter(self.rig.scheduler.abort_stream(stream))
+        assert not [request_id for request_id in self.rig.ledger.live if request_id[0] == stream]
+
+    @rule(elapsed_ms=st.integers(0, 300))
+    def time_passes(self, elapsed_ms: int) -> None:
+        rig = self.rig
+        rig.now_ms += elapsed_ms
+        outputs = rig.scheduler.expire(rig.now_ms)
+        assert all(output.error and output.error.code is ErrorCode.DEADLINE_EXCEEDED for output in outputs)
+        rig.ledger.enter(outputs)
+
+    @precondition(lambda self: len(self.rig.flights) < 3)
+    @rule()
+    def launch(self) -> None:
+        self.rig.launch()
+
+    @precondition(lambda self: self.rig.flights)
+    @rule()
+    def land(self) -> None:
+        self.rig.land()
+
+    @rule(count=st.integers(1, 60))
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            if self.rig.launch() is None and not self.rig.flights:
+                return
+            while self.rig.flights:
+                self.rig.land()
+
+    @invariant()
+    def everything_is_accounted_for(self) -> None:
+        self.rig.scheduler.check()
+
+    def teardown(self) -> None:
+        self.rig.finish()
+        SchedulerMachine.num_steps += self.rig.num_steps
+
+
+def test_any_order_of_events_at_any_depth() -> None:
+    SchedulerMachine.num_steps = 0
+    run_state_machine_as_test(
+        SchedulerMachine,
+        settings=settings(
+            max_examples=500, stateful_step_count=40, suppress_health_check=list(HealthCheck), deadline=None
+        ),
+    )
+    assert SchedulerMachine.num_steps >= MIN_STEPS_MACHINE
+
+
+def test_engine_answers_everybody_whatever_the_load() -> None:
+    num_steps = 0
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        seed=st.integers(0, 2**32),
+        max_running=st.integers(1, 12),
+        num_step_pages=st.integers(1, 6),
+        num_pages=st.integers(8, 60),
+        abort_share=st.sampled_from([0.0, 0.02, 0.2]),
+    )
+    def serve(seed: int, max_running: int, num_step_pages: int, num_pages: int, abort_share: float) -> None:
+        nonlocal num_steps
+        num_steps += _serve_load(seed, max_running, num_step_pages * PAGE_SIZE, num_pages, abort_share)
+
+    serve()
+    assert num_steps >= MIN_STEPS_ENGINE
+
+
+def _serve_load(seed: int, max_running: int, max_step_tokens: int, num_pages: int, abort_share: float) -> int:
+    """Drives a real Engine with arrivals at random moments; returns the steps it took."""
+    draw = random.Random(seed)
+    rig = Rig(num_pages=num_pages)  # for its ledger
+    scheduler = Scheduler(SchedulerLimits(max_running, max_step_tokens, 1000), PagePool(num_pages))
+    lines = Lines()
+    engine = Engine(scheduler, FakeRunner(num_pages, VOCAB_SIZE), lines, lines, clock_ms=lambda: 0.0)
+    longest = (num_pages - 1) * PAGE_SIZE
+    arrivals: list[int] = sorted(draw.randrange(1500) for _ in range(60))
+    steps = turn = 0
+    while arrivals or not scheduler.idle:
+        while arrivals and arrivals[0] <= turn:
+            key = len(rig.ledger.accounts)
+            prompt_len = draw.randrange(1, min(longest, 500))
+            max_tokens = draw.randrange(0, min(longest - prompt_len, 400) + 1)
+            prompt = [draw.randrange(VOCAB_SIZE) for _ in range(prompt_len)]
+            request = make_request(key, prompt, max_tokens, stream=draw.randrange(3), priority=draw.randrange(2))
+            rig.ledger.open(request)
+            lines.commands.append(Submit([request]))
+            arrivals.pop(0)
+        if rig.ledger.live and draw.random() < abort_share:
+            chosen = draw.choice(rig.ledger.live)
+            rig.ledger.interrupt(chosen)
+            lines.commands.append(Abort([chosen]))
+        steps += engine.turn()
+        turn += 1
+        for event in lines.steps():
+            assert event.load.used_pages <= event.load.total_pages == num_pages - 1
+            for columns in event.streams:
+                assert not columns.errors
+                rig.ledger.enter_columns(columns)
+    assert not rig.ledger.live
+    assert scheduler.load.used_pages == 0
+    return steps
+
+
+def test_a_gone_stream_takes_its_requests_along_within_one_turn() -> None:
+    rig = Rig()
+    scheduler = Scheduler(SchedulerLimits(4, 128, 100), PagePool(64))
+    lines = Lines()
+    engine = Engine(scheduler, FakeRunner(64, VOCAB_SIZE), lines, lines)
+    requests = [make_request(key, [key + 1] * 100, 50, stream=1 + key % 2) for key in range(8)]
+    for request in requests:
+        rig.ledger.open(request)
+    lines.commands.append(Submit(requests))
+    for _ in range(5):
+        engine.turn()
+    for event in lines.steps():
+        for columns in event.streams:
+            rig.ledger.enter_columns(columns)
+    lines.commands.append(AbortStream(1))
+    engine.turn()
+    assert all(columns.stream == 2 for event in lines.steps() for columns in event.streams)
+    while not scheduler.idle:
+        engine.turn()
+        for event in lines.steps():
+            assert [columns.stream for columns in event.streams] in ([], [2])
+    assert scheduler.load.used_pages == 0
+    assert all(answer_to(request) for request in requests)
