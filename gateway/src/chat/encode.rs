@@ -33,11 +33,7 @@ pub struct Message {
 
 impl Message {
     pub fn new(role: Role, content: impl Into<String>) -> Self {
-        Self {
-            role,
-            content: content.into(),
-            reasoning: String::new(),
-        }
+        Self { role, content: content.into(), reasoning: String::new() }
     }
 }
 
@@ -63,16 +59,8 @@ pub struct EncodeOptions {
 impl EncodeOptions {
     /// What a chat request wants: begin of sentence, and a turn for the model to fill.
     pub fn request(thinking: bool, continue_final: bool) -> Self {
-        let ending = if continue_final {
-            Ending::ContinueFinal
-        } else {
-            Ending::OpenTurn
-        };
-        Self {
-            thinking,
-            ending,
-            add_begin_of_sentence: true,
-        }
+        let ending = if continue_final { Ending::ContinueFinal } else { Ending::OpenTurn };
+        Self { thinking, ending, add_begin_of_sentence: true }
     }
 }
 
@@ -94,18 +82,12 @@ pub enum EncodeError {
 }
 
 /// Renders a conversation. Control tokens are looked up by their text, and only those that are used.
-pub fn encode(
-    messages: &[Message],
-    options: &EncodeOptions,
-    tokenizer: &Tokenizer,
-) -> Result<Encoded, EncodeError> {
+pub fn encode(messages: &[Message], options: &EncodeOptions, tokenizer: &Tokenizer) -> Result<Encoded, EncodeError> {
     let mut prompt = Prompt::new(tokenizer, options.thinking);
     if options.add_begin_of_sentence {
         prompt.control(BEGIN_OF_SENTENCE)?;
     }
-    let last_user = messages
-        .iter()
-        .rposition(|message| message.role == Role::User);
+    let last_user = messages.iter().rposition(|message| message.role == Role::User);
     let continued = match (options.ending, messages.split_last()) {
         (Ending::ContinueFinal, Some((last, _))) if last.role == Role::Assistant => Some(last),
         (Ending::ContinueFinal, _) => {
@@ -140,10 +122,7 @@ pub fn encode(
     if let Some(message) = continued {
         prompt.continue_message(message)?;
     }
-    Ok(Encoded {
-        segments: prompt.segments,
-        starts_in_reasoning: prompt.in_reasoning,
-    })
+    Ok(Encoded { segments: prompt.segments, starts_in_reasoning: prompt.in_reasoning })
 }
 
 /// The prompt as far as it is rendered.
@@ -156,12 +135,7 @@ struct Prompt<'a> {
 
 impl<'a> Prompt<'a> {
     fn new(tokenizer: &'a Tokenizer, thinking: bool) -> Self {
-        Self {
-            tokenizer,
-            thinking,
-            segments: Vec::new(),
-            in_reasoning: false,
-        }
+        Self { tokenizer, thinking, segments: Vec::new(), in_reasoning: false }
     }
 
     /// Neighbouring texts form one segment: the encoding tokenizes them as one string.
@@ -187,19 +161,10 @@ impl<'a> Prompt<'a> {
     fn open_turn(&mut self, current: bool) -> Result<(), TokenizerError> {
         self.control(ASSISTANT)?;
         self.in_reasoning = self.thinking && current;
-        self.control(if self.in_reasoning {
-            THINK_OPEN
-        } else {
-            THINK_CLOSE
-        })
+        self.control(if self.in_reasoning { THINK_OPEN } else { THINK_CLOSE })
     }
 
-    fn assistant(
-        &mut self,
-        message: &Message,
-        index: usize,
-        after_last_user: bool,
-    ) -> Result<(), EncodeError> {
+    fn assistant(&mut self, message: &Message, index: usize, after_last_user: bool) -> Result<(), EncodeError> {
         if self.thinking && after_last_user {
             if message.reasoning.is_empty() {
                 return Err(EncodeError::Invalid {

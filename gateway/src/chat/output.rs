@@ -123,9 +123,7 @@ impl OutputFold {
     }
 
     fn is_visible(&self, token_id: u32) -> bool {
-        !self.skip_special_tokens
-            || !self.tokenizer.is_special(token_id)
-            || Some(token_id) == self.marker_id
+        !self.skip_special_tokens || !self.tokenizer.is_special(token_id) || Some(token_id) == self.marker_id
     }
 }
 

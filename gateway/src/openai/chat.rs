@@ -59,32 +59,20 @@ impl ChatRequest {
         let logprobs = chat_logprobs(limits, self.logprobs, self.top_logprobs)?;
         let mut generation = self.fields.validate(limits, model)?;
         if generation.sampling.max_tokens == Some(0) {
-            return Err(InvalidRequest::field(
-                "max_tokens",
-                "'max_tokens' must be at least 1.",
-            ));
+            return Err(InvalidRequest::field("max_tokens", "'max_tokens' must be at least 1."));
         }
         generation.sampling.logprobs = logprobs;
         if let Some(budget) = thinking.budget {
-            let budget = limits
-                .thinking_budget
-                .check_u32("thinking.budget_tokens", budget)?;
+            let budget = limits.thinking_budget.check_u32("thinking.budget_tokens", budget)?;
             generation.sampling.thinking_budget.get_or_insert(budget);
         }
-        Ok(ChatSpec {
-            messages,
-            encode: EncodeOptions::request(thinking.enabled, continue_final),
-            generation,
-        })
+        Ok(ChatSpec { messages, encode: EncodeOptions::request(thinking.enabled, continue_final), generation })
     }
 
     /// Tools and structured answers are refused by name; `tool_choice: "none"` asks for no tools.
     fn refuse_unbuilt(&self) -> Result<(), InvalidRequest> {
         let tools_wanted = self.tools.as_ref().is_some_and(|tools| !tools.is_empty());
-        let structured = self
-            .response_format
-            .as_ref()
-            .is_some_and(|format| format.kind != "text");
+        let structured = self.response_format.as_ref().is_some_and(|format| format.kind != "text");
         let field = match self.tool_choice {
             Some(ToolChoice::Some) => "tool_choice",
             None if tools_wanted => "tools",
@@ -99,11 +87,7 @@ impl ChatRequest {
 }
 
 /// `top_logprobs` needs `logprobs: true`, which alone reports the chosen tokens.
-fn chat_logprobs(
-    limits: &Limits,
-    wanted: Option<bool>,
-    top: Option<Integer>,
-) -> Result<Option<u32>, InvalidRequest> {
+fn chat_logprobs(limits: &Limits, wanted: Option<bool>, top: Option<Integer>) -> Result<Option<u32>, InvalidRequest> {
     let wanted = wanted.unwrap_or(false);
     let Some(Integer(top)) = top else {
         return Ok(wanted.then_some(0));
@@ -128,9 +112,7 @@ impl<'de> Deserialize<'de> for ToolChoice {
         impl<'de> Visitor<'de> for ToolChoiceVisitor {
             type Value = ToolChoice;
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str(
-                    "\"none\", \"auto\", \"required\" or an object that names a function",
-                )
+                formatter.write_str("\"none\", \"auto\", \"required\" or an object that names a function")
             }
             fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<ToolChoice, E> {
                 match value {

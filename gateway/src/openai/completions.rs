@@ -55,11 +55,7 @@ impl CompletionRequest {
         self.fields.model.as_deref()
     }
 
-    pub fn validate(
-        self,
-        limits: &Limits,
-        model: &ModelFacts,
-    ) -> Result<CompletionSpec, InvalidRequest> {
+    pub fn validate(self, limits: &Limits, model: &ModelFacts) -> Result<CompletionSpec, InvalidRequest> {
         if self.suffix.is_some_and(|suffix| !suffix.is_empty()) {
             let message = "'suffix' is not implemented by this server.";
             return Err(InvalidRequest::not_implemented("suffix", message));
@@ -70,66 +66,36 @@ impl CompletionRequest {
         check_prompts(&prompts, is_list, model)?;
         let mut generation = self.fields.validate(limits, model)?;
         let n = generation.n;
-        if let Some(Integer(best_of)) = self
-            .best_of
-            .filter(|Integer(best_of)| *best_of != i128::from(n))
-        {
-            let message = format!(
-                "'best_of' is not supported: it must equal 'n', which is {n}, but it is {best_of}."
-            );
+        if let Some(Integer(best_of)) = self.best_of.filter(|Integer(best_of)| *best_of != i128::from(n)) {
+            let message = format!("'best_of' is not supported: it must equal 'n', which is {n}, but it is {best_of}.");
             return Err(InvalidRequest::field("best_of", message));
         }
         if prompts.len().saturating_mul(n as usize) > MAX_TOTAL_CHOICES {
-            let message = format!(
-                "{} prompts with 'n' = {n} make more than {MAX_TOTAL_CHOICES} choices.",
-                prompts.len()
-            );
+            let message =
+                format!("{} prompts with 'n' = {n} make more than {MAX_TOTAL_CHOICES} choices.", prompts.len());
             return Err(InvalidRequest::field("prompt", message));
         }
         let echo = self.echo.unwrap_or(false);
-        let logprobs = self
-            .logprobs
-            .map(|Integer(value)| limits.logprobs.check_u32("logprobs", value));
+        let logprobs = self.logprobs.map(|Integer(value)| limits.logprobs.check_u32("logprobs", value));
         generation.sampling.logprobs = logprobs.transpose()?;
         generation.sampling.prompt_logprobs = generation.sampling.logprobs.filter(|_| echo);
         generation.default_max_tokens = Some(DEFAULT_MAX_TOKENS);
-        Ok(CompletionSpec {
-            prompts,
-            echo,
-            generation,
-        })
+        Ok(CompletionSpec { prompts, echo, generation })
     }
 }
 
-fn check_prompts(
-    prompts: &[PromptSource],
-    is_list: bool,
-    model: &ModelFacts,
-) -> Result<(), InvalidRequest> {
+fn check_prompts(prompts: &[PromptSource], is_list: bool, model: &ModelFacts) -> Result<(), InvalidRequest> {
     if prompts.is_empty() {
-        return Err(InvalidRequest::field(
-            "prompt",
-            "'prompt' must not be empty.",
-        ));
+        return Err(InvalidRequest::field("prompt", "'prompt' must not be empty."));
     }
     for (index, prompt) in prompts.iter().enumerate() {
-        let param = if is_list {
-            format!("prompt[{index}]")
-        } else {
-            "prompt".to_owned()
-        };
+        let param = if is_list { format!("prompt[{index}]") } else { "prompt".to_owned() };
         match prompt {
             PromptSource::Text(text) if text.is_empty() => {
-                return Err(InvalidRequest::field(
-                    &param,
-                    format!("'{param}' must not be empty."),
-                ));
+                return Err(InvalidRequest::field(&param, format!("'{param}' must not be empty.")));
             }
             PromptSource::Ids(ids) if ids.is_empty() => {
-                return Err(InvalidRequest::field(
-                    &param,
-                    format!("'{param}' must not be empty."),
-                ));
+                return Err(InvalidRequest::field(&param, format!("'{param}' must not be empty.")));
             }
             PromptSource::Text(_) => {}
             PromptSource::Ids(ids) => {
@@ -149,8 +115,7 @@ struct Prompts {
     is_list: bool,
 }
 
-const PROMPT_FORMS: &str =
-    "a string, a list of strings, a list of token ids or a list of lists of token ids";
+const PROMPT_FORMS: &str = "a string, a list of strings, a list of token ids or a list of lists of token ids";
 
 impl<'de> Deserialize<'de> for Prompts {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -161,10 +126,7 @@ impl<'de> Deserialize<'de> for Prompts {
                 formatter.write_str(PROMPT_FORMS)
             }
             fn visit_str<E>(self, value: &str) -> Result<Prompts, E> {
-                Ok(Prompts {
-                    prompts: vec![PromptSource::Text(value.to_owned())],
-                    is_list: false,
-                })
+                Ok(Prompts { prompts: vec![PromptSource::Text(value.to_owned())], is_list: false })
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Prompts, A::Error> {
                 // The first element decides what the list is a list of; the rest are read as that type directly.
@@ -177,10 +139,7 @@ impl<'de> Deserialize<'de> for Prompts {
                         while let Some(id) = list.next_element::<TokenId>()? {
                             ids.push(id.0);
                         }
-                        return Ok(Prompts {
-                            prompts: vec![PromptSource::Ids(ids)],
-                            is_list: false,
-                        });
+                        return Ok(Prompts { prompts: vec![PromptSource::Ids(ids)], is_list: false });
                     }
                     Some(FirstElement::Text(first)) => {
                         prompts.push(PromptSource::Text(first));
@@ -191,15 +150,11 @@ impl<'de> Deserialize<'de> for Prompts {
                     Some(FirstElement::Ids(first)) => {
                         prompts.push(PromptSource::Ids(first));
                         while let Some(ids) = list.next_element::<Vec<TokenId>>()? {
-                            prompts
-                                .push(PromptSource::Ids(ids.into_iter().map(|id| id.0).collect()));
+                            prompts.push(PromptSource::Ids(ids.into_iter().map(|id| id.0).collect()));
                         }
                     }
                 }
-                Ok(Prompts {
-                    prompts,
-                    is_list: true,
-                })
+                Ok(Prompts { prompts, is_list: true })
             }
         }
         deserializer.deserialize_any(PromptsVisitor)
@@ -212,9 +167,7 @@ struct TokenId(u32);
 impl<'de> Deserialize<'de> for TokenId {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let Integer(value) = Integer::deserialize(deserializer)?;
-        u32::try_from(value)
-            .map(Self)
-            .map_err(|_| D::Error::custom(format!("{value} is not a token id")))
+        u32::try_from(value).map(Self).map_err(|_| D::Error::custom(format!("{value} is not a token id")))
     }
 }
 
@@ -236,9 +189,7 @@ impl<'de> Deserialize<'de> for FirstElement {
                 Ok(FirstElement::Text(value.to_owned()))
             }
             fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<FirstElement, E> {
-                u32::try_from(value)
-                    .map(FirstElement::Id)
-                    .map_err(|_| E::custom(format!("{value} is not a token id")))
+                u32::try_from(value).map(FirstElement::Id).map_err(|_| E::custom(format!("{value} is not a token id")))
             }
             fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<FirstElement, E> {
                 Err(E::custom(format!("{value} is not a token id")))
@@ -263,10 +214,7 @@ impl<'de> Deserialize<'de> for CompletionRequest {
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
                 formatter.write_str("an object")
             }
-            fn visit_map<A: MapAccess<'de>>(
-                self,
-                mut map: A,
-            ) -> Result<CompletionRequest, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<CompletionRequest, A::Error> {
                 let mut request = CompletionRequest::default();
                 while let Some(key) = map.next_key::<String>()? {
                     match key.as_str() {

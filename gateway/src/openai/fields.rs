@@ -16,8 +16,7 @@ pub(super) fn parse_body<'de, T: Deserialize<'de>>(body: &'de [u8]) -> Result<T,
 
 /// Parses a second time, slowly, to find out where the error is.
 fn explain<'de, T: Deserialize<'de>>(body: &'de [u8], first: &serde_json::Error) -> InvalidRequest {
-    let malformed =
-        || InvalidRequest::body(format!("The request body is not valid JSON: {first}."));
+    let malformed = || InvalidRequest::body(format!("The request body is not valid JSON: {first}."));
     if first.is_eof() {
         return malformed();
     }
@@ -29,8 +28,7 @@ fn explain<'de, T: Deserialize<'de>>(body: &'de [u8], first: &serde_json::Error)
     let path = error.path().to_string();
     let message = without_position(&error.inner().to_string());
     // Spellings such as NaN are no JSON, but they do have a place in the request.
-    let is_value = error.inner().is_data()
-        || ["number out of range", "expected value"].contains(&message.as_str());
+    let is_value = error.inner().is_data() || ["number out of range", "expected value"].contains(&message.as_str());
     if !is_value {
         return malformed();
     }
@@ -56,10 +54,7 @@ pub(super) struct Float(pub f64);
 impl<'de> Deserialize<'de> for Float {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct FloatVisitor;
-        #[expect(
-            clippy::cast_precision_loss,
-            reason = "the exact value of a large integer does not matter here"
-        )]
+        #[expect(clippy::cast_precision_loss, reason = "the exact value of a large integer does not matter here")]
         impl Visitor<'_> for FloatVisitor {
             type Value = Float;
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -193,9 +188,7 @@ impl<'de> Deserialize<'de> for Biases {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Biases, A::Error> {
                 let mut biases = Vec::new();
                 while let Some(key) = map.next_key::<String>()? {
-                    let id = key.parse().map_err(|_| {
-                        A::Error::custom(format!("the key {key:?} is not a token id"))
-                    })?;
+                    let id = key.parse().map_err(|_| A::Error::custom(format!("the key {key:?} is not a token id")))?;
                     biases.push((id, map.next_value::<Float>()?.0));
                 }
                 Ok(Biases(biases))

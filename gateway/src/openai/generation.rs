@@ -87,19 +87,12 @@ pub struct GenerationSpec {
 
 impl GenerationSpec {
     /// How many tokens may be generated after a prompt of `prompt_len` tokens. `param` names the prompt's field.
-    pub fn fit_context(
-        &self,
-        prompt_len: usize,
-        param: &str,
-        model: &ModelFacts,
-    ) -> Result<u32, InvalidRequest> {
+    pub fn fit_context(&self, prompt_len: usize, param: &str, model: &ModelFacts) -> Result<u32, InvalidRequest> {
         let context_len = model.context_len;
         if prompt_len == 0 {
             return Err(InvalidRequest::field(param, "The prompt has no tokens."));
         }
-        let room = u32::try_from(prompt_len)
-            .ok()
-            .and_then(|len| context_len.checked_sub(len));
+        let room = u32::try_from(prompt_len).ok().and_then(|len| context_len.checked_sub(len));
         let wanted = self.sampling.max_tokens;
         match (room, wanted) {
             (Some(room), Some(wanted)) if wanted <= room => Ok(wanted),
@@ -149,11 +142,7 @@ pub(super) struct GenerationFields {
 
 impl GenerationFields {
     /// Reads the value if `key` is a shared field. Of a repeated key the last value counts.
-    pub(super) fn read<'de, A: MapAccess<'de>>(
-        &mut self,
-        key: &str,
-        map: &mut A,
-    ) -> Result<bool, A::Error> {
+    pub(super) fn read<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
         match key {
             "model" => self.model = map.next_value()?,
             "n" => self.n = map.next_value()?,
@@ -179,18 +168,13 @@ impl GenerationFields {
         Ok(true)
     }
 
-    pub(super) fn validate(
-        self,
-        limits: &Limits,
-        model: &ModelFacts,
-    ) -> Result<GenerationSpec, InvalidRequest> {
+    pub(super) fn validate(self, limits: &Limits, model: &ModelFacts) -> Result<GenerationSpec, InvalidRequest> {
         if let Some(name) = self.not_built {
             let message = format!("'{name}' is not implemented by this server.");
             return Err(InvalidRequest::not_implemented(name, message));
         }
         if self.custom_logit_processor.0 {
-            let message =
-                "'custom_logit_processor' is refused: a request cannot bring code to run.";
+            let message = "'custom_logit_processor' is refused: a request cannot bring code to run.";
             return Err(InvalidRequest::field("custom_logit_processor", message));
         }
         let n = self.n.map_or(1, |Integer(n)| n);
@@ -202,15 +186,9 @@ impl GenerationFields {
             }
         };
         let cache_salt = self.cache_salt.unwrap_or_default();
-        limits
-            .cache_salt
-            .check_bytes("cache_salt", cache_salt.len())?;
-        let priority = self
-            .priority
-            .map(|Integer(value)| limits.priority.check_integer("priority", value));
-        let deadline_ms = self
-            .deadline_ms
-            .map(|Integer(value)| limits.deadline_ms.check_integer("deadline_ms", value));
+        limits.cache_salt.check_bytes("cache_salt", cache_salt.len())?;
+        let priority = self.priority.map(|Integer(value)| limits.priority.check_integer("priority", value));
+        let deadline_ms = self.deadline_ms.map(|Integer(value)| limits.deadline_ms.check_integer("deadline_ms", value));
         Ok(GenerationSpec {
             default_max_tokens: None,
             n,
@@ -230,25 +208,16 @@ impl GenerationFields {
 fn stop_strings(stop: Option<Strings>) -> Result<StopStrings, InvalidRequest> {
     let Strings(strings) = stop.unwrap_or(Strings(Vec::new()));
     if strings.len() > MAX_STOP_STRINGS {
-        let message = format!(
-            "'stop' has {} strings; at most {MAX_STOP_STRINGS} are allowed.",
-            strings.len()
-        );
+        let message = format!("'stop' has {} strings; at most {MAX_STOP_STRINGS} are allowed.", strings.len());
         return Err(InvalidRequest::field("stop", message));
     }
     if strings.iter().any(String::is_empty) {
-        return Err(InvalidRequest::field(
-            "stop",
-            "'stop' must not contain an empty string.",
-        ));
+        return Err(InvalidRequest::field("stop", "'stop' must not contain an empty string."));
     }
     Ok(StopStrings::new(&strings))
 }
 
-fn stream_spec(
-    stream: Option<bool>,
-    options: Option<StreamOptions>,
-) -> Result<Option<StreamSpec>, InvalidRequest> {
+fn stream_spec(stream: Option<bool>, options: Option<StreamOptions>) -> Result<Option<StreamSpec>, InvalidRequest> {
     match (stream.unwrap_or(false), options) {
         (false, None) => Ok(None),
         (false, Some(_)) => {

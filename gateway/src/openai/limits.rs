@@ -69,17 +69,10 @@ impl Limits {
 impl Limit {
     /// The value as the worker will see it, in range.
     pub(super) fn check_f32(&self, param: &str, value: f64) -> Result<f32, InvalidRequest> {
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "the wire carries single precision"
-        )]
+        #[expect(clippy::cast_possible_truncation, reason = "the wire carries single precision")]
         let single = value as f32;
         let seen = f64::from(single);
-        let above = if self.min_exclusive {
-            seen > self.min
-        } else {
-            seen >= self.min
-        };
+        let above = if self.min_exclusive { seen > self.min } else { seen >= self.min };
         // A value that is out of range only in double precision is within a rounding error of the bound.
         if above && seen <= self.max {
             return Ok(single);
@@ -92,15 +85,8 @@ impl Limit {
         self.check_integer(param, value)
     }
 
-    pub(super) fn check_integer<T: TryFrom<i128>>(
-        &self,
-        param: &str,
-        value: i128,
-    ) -> Result<T, InvalidRequest> {
-        #[expect(
-            clippy::cast_precision_loss,
-            reason = "every integer bound is exact in double precision"
-        )]
+    pub(super) fn check_integer<T: TryFrom<i128>>(&self, param: &str, value: i128) -> Result<T, InvalidRequest> {
+        #[expect(clippy::cast_precision_loss, reason = "every integer bound is exact in double precision")]
         let seen = value as f64;
         let in_range = seen >= self.min && seen <= self.max;
         match T::try_from(value) {
@@ -122,8 +108,7 @@ impl Limit {
     pub(super) fn check_bytes(&self, param: &str, bytes: usize) -> Result<(), InvalidRequest> {
         match self.max_bytes {
             Some(max) if bytes > max => {
-                let message =
-                    format!("'{param}' is {bytes} bytes long; at most {max} are allowed.");
+                let message = format!("'{param}' is {bytes} bytes long; at most {max} are allowed.");
                 Err(InvalidRequest::field(param, message))
             }
             _ => Ok(()),
@@ -137,10 +122,7 @@ impl Limit {
         } else {
             format!("between {min} and {max}")
         };
-        InvalidRequest::field(
-            param,
-            format!("'{param}' must be {range}, but it is {value}."),
-        )
+        InvalidRequest::field(param, format!("'{param}' must be {range}, but it is {value}."))
     }
 }
 
@@ -155,10 +137,7 @@ mod tests {
         let limits = Limits::load().unwrap();
         assert!(limits.temperature.check_f32("temperature", 2.0).is_ok());
         for bad in [-0.1, 2.1, f64::NAN, f64::INFINITY] {
-            let error = limits
-                .temperature
-                .check_f32("temperature", bad)
-                .unwrap_err();
+            let error = limits.temperature.check_f32("temperature", bad).unwrap_err();
             assert_eq!(error.param.as_deref(), Some("temperature"), "{bad}");
         }
         // Too small for single precision is zero to the worker, and zero is excluded.
@@ -166,12 +145,7 @@ mod tests {
         assert!(limits.top_p.check_f32("top_p", 1e-30).is_ok());
         assert!(limits.logprobs.check_u32("logprobs", 20).is_ok());
         assert!(limits.logprobs.check_u32("logprobs", 21).is_err());
-        assert!(
-            limits
-                .priority
-                .check_integer::<i32>("priority", -1000)
-                .is_ok()
-        );
+        assert!(limits.priority.check_integer::<i32>("priority", -1000).is_ok());
         assert!(limits.max_tokens.check_u32("max_tokens", 1 << 32).is_err());
         assert!(limits.cache_salt.check_bytes("cache_salt", 257).is_err());
         assert!(limits.logit_bias.check_items("logit_bias", 301).is_err());

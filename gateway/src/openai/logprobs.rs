@@ -25,11 +25,7 @@ pub struct TokenLogprob {
 }
 
 fn finite(logprob: f32) -> f32 {
-    if logprob.is_finite() {
-        logprob.max(LOWEST_LOGPROB)
-    } else {
-        LOWEST_LOGPROB
-    }
+    if logprob.is_finite() { logprob.max(LOWEST_LOGPROB) } else { LOWEST_LOGPROB }
 }
 
 /// `choices[].logprobs` of chat: `{"content": [{token, logprob, bytes, top_logprobs}]}`.
@@ -41,10 +37,7 @@ pub struct ChatLogprobs<'a> {
 
 impl std::fmt::Debug for ChatLogprobs<'_> {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter
-            .debug_tuple("ChatLogprobs")
-            .field(&self.tokens)
-            .finish()
+        formatter.debug_tuple("ChatLogprobs").field(&self.tokens).finish()
     }
 }
 
@@ -99,12 +92,7 @@ impl Serialize for ChatAlternatives<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(Some(self.1.len()))?;
         for &(token_id, logprob) in self.1 {
-            list.serialize_element(&ChatToken {
-                tokenizer: self.0,
-                token_id,
-                logprob,
-                top: None,
-            })?;
+            list.serialize_element(&ChatToken { tokenizer: self.0, token_id, logprob, top: None })?;
         }
         list.end()
     }
@@ -152,10 +140,7 @@ impl CompletionLogprobRecorder {
         let top = token.logprob.map(|logprob| {
             let mut top: Vec<(String, f32)> = Vec::with_capacity(token.top.len() + 1);
             let chosen = (token.token_id, logprob);
-            let listed = token
-                .top
-                .iter()
-                .any(|(token_id, _)| *token_id == token.token_id);
+            let listed = token.top.iter().any(|(token_id, _)| *token_id == token.token_id);
             let unlisted = (!listed).then_some(chosen);
             for (token_id, logprob) in token.top.iter().copied().chain(unlisted) {
                 let name = token_name(tokenizer.token_bytes(token_id));
@@ -167,19 +152,14 @@ impl CompletionLogprobRecorder {
             TopLogprobs(top)
         });
         self.collected.tokens.push(name);
-        self.collected
-            .token_logprobs
-            .push(token.logprob.map(finite));
+        self.collected.token_logprobs.push(token.logprob.map(finite));
         self.collected.top_logprobs.push(top);
         self.collected.text_offset.push(self.offset);
         if visible {
             self.scratch.clear();
-            self.detokenizer
-                .push(tokenizer.token_bytes(token.token_id), &mut self.scratch);
+            self.detokenizer.push(tokenizer.token_bytes(token.token_id), &mut self.scratch);
             let chars = self.scratch.chars().count();
-            self.offset = self
-                .offset
-                .saturating_add(u32::try_from(chars).unwrap_or(u32::MAX));
+            self.offset = self.offset.saturating_add(u32::try_from(chars).unwrap_or(u32::MAX));
         }
     }
 

@@ -38,9 +38,6 @@ pub struct ModelList {
 
 impl ModelList {
     pub fn new(data: Vec<ModelCard>) -> Self {
-        Self {
-            object: "list",
-            data,
-        }
+        Self { object: "list", data }
     }
 }

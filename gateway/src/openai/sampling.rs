@@ -54,11 +54,7 @@ pub(super) struct SamplingFields {
 
 impl SamplingFields {
     /// Reads the value if `key` is a sampling field. Of a repeated key the last value counts.
-    pub(super) fn read<'de, A: MapAccess<'de>>(
-        &mut self,
-        key: &str,
-        map: &mut A,
-    ) -> Result<bool, A::Error> {
+    pub(super) fn read<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
         match key {
             "max_tokens" => self.max_tokens = map.next_value()?,
             "max_completion_tokens" => self.max_completion_tokens = map.next_value()?,
@@ -81,20 +77,12 @@ impl SamplingFields {
     }
 
     /// Checks every field. `logprobs` and `prompt_logprobs` differ between the endpoints and are left to them.
-    pub(super) fn validate(
-        self,
-        limits: &Limits,
-        model: &ModelFacts,
-    ) -> Result<SamplingSpec, InvalidRequest> {
+    pub(super) fn validate(self, limits: &Limits, model: &ModelFacts) -> Result<SamplingSpec, InvalidRequest> {
         let single = |limit: &super::limits::Limit, param: &str, value: Option<Float>| {
-            value
-                .map(|Float(value)| limit.check_f32(param, value))
-                .transpose()
+            value.map(|Float(value)| limit.check_f32(param, value)).transpose()
         };
         let unsigned = |limit: &super::limits::Limit, param: &str, value: Option<Integer>| {
-            value
-                .map(|Integer(value)| limit.check_u32(param, value))
-                .transpose()
+            value.map(|Integer(value)| limit.check_u32(param, value)).transpose()
         };
         let (max_param, max_tokens) = match self.max_completion_tokens {
             Some(value) => ("max_completion_tokens", Some(value)),
@@ -102,18 +90,15 @@ impl SamplingFields {
         };
         let max_tokens = unsigned(&limits.max_tokens, max_param, max_tokens)?;
         if let Some(max_tokens) = max_tokens.filter(|max| *max > model.context_len) {
-            let message = format!(
-                "'{max_param}' is {max_tokens}, but the model's context holds {} tokens.",
-                model.context_len
-            );
+            let message =
+                format!("'{max_param}' is {max_tokens}, but the model's context holds {} tokens.", model.context_len);
             return Err(InvalidRequest::context_length_exceeded(max_param, message));
         }
         let min_tokens = unsigned(&limits.min_tokens, "min_tokens", self.min_tokens)?;
         if let (Some(min), Some(max)) = (min_tokens, max_tokens)
             && min > max
         {
-            let message =
-                format!("'min_tokens' is {min}, more than '{max_param}', which is {max}.");
+            let message = format!("'min_tokens' is {min}, more than '{max_param}', which is {max}.");
             return Err(InvalidRequest::field("min_tokens", message));
         }
         let spec = SamplingSpec {
@@ -123,32 +108,16 @@ impl SamplingFields {
             top_p: single(&limits.top_p, "top_p", self.top_p)?,
             top_k: self.top_k.map(|value| top_k(limits, value)).transpose()?,
             min_p: single(&limits.min_p, "min_p", self.min_p)?,
-            repetition_penalty: single(
-                &limits.repetition_penalty,
-                "repetition_penalty",
-                self.repetition_penalty,
-            )?,
-            frequency_penalty: single(
-                &limits.frequency_penalty,
-                "frequency_penalty",
-                self.frequency_penalty,
-            )?,
-            presence_penalty: single(
-                &limits.presence_penalty,
-                "presence_penalty",
-                self.presence_penalty,
-            )?,
+            repetition_penalty: single(&limits.repetition_penalty, "repetition_penalty", self.repetition_penalty)?,
+            frequency_penalty: single(&limits.frequency_penalty, "frequency_penalty", self.frequency_penalty)?,
+            presence_penalty: single(&limits.presence_penalty, "presence_penalty", self.presence_penalty)?,
             logit_bias: logit_bias(limits, model, self.logit_bias)?,
             seed: self.seed.map(|Integer(seed)| two_complement(seed)),
             stop_token_ids: stop_token_ids(limits, model, self.stop_token_ids)?,
             ignore_eos: self.ignore_eos,
             logprobs: None,
             prompt_logprobs: None,
-            thinking_budget: unsigned(
-                &limits.thinking_budget,
-                "thinking_budget",
-                self.thinking_budget,
-            )?,
+            thinking_budget: unsigned(&limits.thinking_budget, "thinking_budget", self.thinking_budget)?,
         };
         Ok(spec)
     }
@@ -162,20 +131,12 @@ fn top_k(limits: &Limits, Integer(value): Integer) -> Result<u32, InvalidRequest
 
 /// Every integer of 64 bits, signed or not, is a seed; a negative one is taken by its bits.
 fn two_complement(seed: i128) -> u64 {
-    #[expect(
-        clippy::cast_sign_loss,
-        clippy::cast_possible_truncation,
-        reason = "the low 64 bits are meant"
-    )]
+    #[expect(clippy::cast_sign_loss, clippy::cast_possible_truncation, reason = "the low 64 bits are meant")]
     let bits = seed as u64;
     bits
 }
 
-fn logit_bias(
-    limits: &Limits,
-    model: &ModelFacts,
-    biases: Option<Biases>,
-) -> Result<Vec<(u32, f32)>, InvalidRequest> {
+fn logit_bias(limits: &Limits, model: &ModelFacts, biases: Option<Biases>) -> Result<Vec<(u32, f32)>, InvalidRequest> {
     let Biases(biases) = biases.unwrap_or(Biases(Vec::new()));
     limits.logit_bias.check_items("logit_bias", biases.len())?;
     let check = |(id, bias): (u32, f64)| {
@@ -186,17 +147,9 @@ fn logit_bias(
     biases.into_iter().map(check).collect()
 }
 
-fn stop_token_ids(
-    limits: &Limits,
-    model: &ModelFacts,
-    ids: Option<Vec<Integer>>,
-) -> Result<Vec<u32>, InvalidRequest> {
+fn stop_token_ids(limits: &Limits, model: &ModelFacts, ids: Option<Vec<Integer>>) -> Result<Vec<u32>, InvalidRequest> {
     let ids = ids.unwrap_or_default();
-    limits
-        .stop_token_ids
-        .check_items("stop_token_ids", ids.len())?;
-    let check = |(index, Integer(id)): (usize, Integer)| {
-        model.check_token_id(&format!("stop_token_ids[{index}]"), id)
-    };
+    limits.stop_token_ids.check_items("stop_token_ids", ids.len())?;
+    let check = |(index, Integer(id)): (usize, Integer)| model.check_token_id(&format!("stop_token_ids[{index}]"), id);
     ids.into_iter().enumerate().map(check).collect()
 }

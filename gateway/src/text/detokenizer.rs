@@ -122,11 +122,7 @@ mod tests {
         let piece = prop_oneof![
             any::<u8>().prop_map(|byte| vec![byte]),
             "\\PC".prop_map(String::into_bytes),
-            ("\\PC", 1usize..4).prop_map(|(text, len)| text
-                .into_bytes()
-                .into_iter()
-                .take(len)
-                .collect()),
+            ("\\PC", 1usize..4).prop_map(|(text, len)| text.into_bytes().into_iter().take(len).collect()),
             Just("🐳".as_bytes().to_vec()),
             Just(b"\xED\xA0".to_vec()),
         ];

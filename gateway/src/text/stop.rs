@@ -26,10 +26,7 @@ impl Pattern {
             matched += usize::from(bytes[at] == bytes[matched]);
             failure[at] = matched;
         }
-        Self {
-            bytes,
-            failure: failure.into(),
-        }
+        Self { bytes, failure: failure.into() }
     }
 
     /// How much of the pattern the text matches after one more byte. `matched` is less than the pattern's length.
@@ -50,13 +47,8 @@ pub struct StopStrings {
 impl StopStrings {
     /// Empty strings are left out: they would stop before the first character.
     pub fn new<S: AsRef<str>>(strings: &[S]) -> Self {
-        let strings = strings
-            .iter()
-            .map(AsRef::as_ref)
-            .filter(|text| !text.is_empty());
-        Self {
-            patterns: strings.map(Pattern::new).collect(),
-        }
+        let strings = strings.iter().map(AsRef::as_ref).filter(|text| !text.is_empty());
+        Self { patterns: strings.map(Pattern::new).collect() }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -106,11 +98,7 @@ impl StopMatcher {
             if let Some(index) = self.advance(byte) {
                 let end = seen + offset + 1;
                 let match_len = self.stop.patterns[index].bytes.len();
-                let cut = if self.include_stop {
-                    end
-                } else {
-                    end - match_len
-                };
+                let cut = if self.include_stop { end } else { end - match_len };
                 out.push_str(&self.held[self.released..cut]);
                 self.found = Some(index);
                 self.held = String::new();
@@ -138,9 +126,7 @@ impl StopMatcher {
     /// Feeds one byte to every pattern; of those complete at this byte, the longest.
     fn advance(&mut self, byte: u8) -> Option<usize> {
         let mut complete: Option<usize> = None;
-        for (index, (pattern, matched)) in
-            self.stop.patterns.iter().zip(&mut self.matched).enumerate()
-        {
+        for (index, (pattern, matched)) in self.stop.patterns.iter().zip(&mut self.matched).enumerate() {
             *matched = pattern.advance(*matched, byte);
             if *matched == pattern.bytes.len() {
                 let longest = complete.map_or(0, |other| self.stop.patterns[other].bytes.len());

@@ -42,8 +42,8 @@ impl Tokenizer {
     /// below it is valid, and one without a row in the file decodes to the empty string. Takes seconds for a large
     /// vocabulary.
     pub fn from_json(json: &[u8], vocab_size: u32) -> Result<Self, TokenizerError> {
-        let mut root: serde_json::Value = serde_json::from_slice(json)
-            .map_err(|error| TokenizerError::Malformed(error.to_string()))?;
+        let mut root: serde_json::Value =
+            serde_json::from_slice(json).map_err(|error| TokenizerError::Malformed(error.to_string()))?;
         let Some(settings) = root.as_object_mut() else {
             return Err(TokenizerError::Malformed("it is not an object".to_owned()));
         };
@@ -53,10 +53,7 @@ impl Tokenizer {
         }
         let vocabulary = Vocabulary::from_json(&root, vocab_size)?;
         let backend = Backend::load(root, &vocabulary)?;
-        Ok(Self {
-            backend,
-            vocabulary,
-        })
+        Ok(Self { backend, vocabulary })
     }
 
     /// Ids of a rendered prompt. Each segment is encoded by itself, so no merge crosses a control token, and no
@@ -79,8 +76,7 @@ impl Tokenizer {
 
     /// The id of a control token by its text; the error names it.
     pub fn control_id(&self, text: &str) -> Result<u32, TokenizerError> {
-        self.control(text)
-            .ok_or_else(|| TokenizerError::MissingControl(text.to_owned()))
+        self.control(text).ok_or_else(|| TokenizerError::MissingControl(text.to_owned()))
     }
 
     /// The id of a control token by its text, where the model has it.

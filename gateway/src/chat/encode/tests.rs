@@ -16,10 +16,7 @@ fn message(role: Role, content: &str) -> Message {
 }
 
 fn assistant(content: &str, reasoning: &str) -> Message {
-    Message {
-        reasoning: reasoning.to_owned(),
-        ..Message::new(Role::Assistant, content)
-    }
+    Message { reasoning: reasoning.to_owned(), ..Message::new(Role::Assistant, content) }
 }
 
 fn render(tokenizer: &Tokenizer, encoded: &Encoded) -> String {
@@ -35,30 +32,18 @@ fn render(tokenizer: &Tokenizer, encoded: &Encoded) -> String {
 
 fn prompt(messages: &[Message], thinking: bool, continue_final: bool) -> (String, bool) {
     let tokenizer = small();
-    let encoded = encode(
-        messages,
-        &EncodeOptions::request(thinking, continue_final),
-        &tokenizer,
-    )
-    .unwrap();
+    let encoded = encode(messages, &EncodeOptions::request(thinking, continue_final), &tokenizer).unwrap();
     (render(&tokenizer, &encoded), encoded.starts_in_reasoning)
 }
 
 /// Reads a row's messages the way the wire does.
 fn encode_row(row: &Value, tokenizer: &Tokenizer) -> Option<Encoded> {
-    let mut request = row
-        .get("request")
-        .cloned()
-        .unwrap_or_else(|| serde_json::json!({}));
+    let mut request = row.get("request").cloned().unwrap_or_else(|| serde_json::json!({}));
     if let Some(messages) = row.get("messages") {
         request["messages"] = messages.clone();
         request["chat_template_kwargs"] = serde_json::json!({"thinking": row["thinking"]});
     }
-    let model = ModelFacts {
-        vocab_size: VOCAB_SIZE,
-        context_len: 1 << 17,
-        thinks_by_default: false,
-    };
+    let model = ModelFacts { vocab_size: VOCAB_SIZE, context_len: 1 << 17, thinks_by_default: false };
     let request = ChatRequest::parse(request.to_string().as_bytes()).unwrap();
     let mut spec = request.validate(&Limits::load().unwrap(), &model).ok()?;
     if row["level"] == "encoder" {
@@ -80,11 +65,7 @@ fn check_golden(tokenizer: &Tokenizer, id_of: impl Fn(u32) -> Option<u32>) -> us
         if let Some(encoded) = encoded {
             let golden: Vec<u32> = serde_json::from_value(row["prompt_token_ids"].clone()).unwrap();
             let expected: Vec<u32> = golden.into_iter().map(|id| id_of(id).unwrap()).collect();
-            assert_eq!(
-                tokenizer.encode_segments(&encoded.segments).unwrap(),
-                expected,
-                "{name}"
-            );
+            assert_eq!(tokenizer.encode_segments(&encoded.segments).unwrap(), expected, "{name}");
         }
         rows += 1;
     }
@@ -105,11 +86,7 @@ fn golden_conversations_have_the_ids_of_the_whole_tokenizer() {
 #[test]
 fn neighbouring_texts_are_one_segment() {
     let tokenizer = small();
-    let messages = [
-        message(Role::System, "a"),
-        message(Role::System, "b"),
-        message(Role::User, "c"),
-    ];
+    let messages = [message(Role::System, "a"), message(Role::System, "b"), message(Role::User, "c")];
     let encoded = encode(&messages, &EncodeOptions::request(false, false), &tokenizer).unwrap();
     assert_eq!(encoded.segments[1], Segment::Text("ab".to_owned()));
 }
@@ -120,15 +97,10 @@ fn a_prompt_always_ends_in_an_open_turn() {
     let opened = "<｜begin▁of▁sentence｜><｜User｜>q<｜Assistant｜></think>";
     assert_eq!(prompt(&[user()], false, false), (opened.to_owned(), false));
     let system_only = prompt(&[message(Role::System, "s")], true, false);
-    assert_eq!(
-        system_only,
-        (
-            "<｜begin▁of▁sentence｜>s<｜Assistant｜><think>".to_owned(),
-            true
-        )
-    );
+    assert_eq!(system_only, ("<｜begin▁of▁sentence｜>s<｜Assistant｜><think>".to_owned(), true));
     let (answered, in_reasoning) = prompt(&[user(), assistant("a", "r")], true, false);
-    let expected = "<｜begin▁of▁sentence｜><｜User｜>q<｜Assistant｜><think>r</think>a<｜end▁of▁sentence｜><｜Assistant｜><think>";
+    let expected =
+        "<｜begin▁of▁sentence｜><｜User｜>q<｜Assistant｜><think>r</think>a<｜end▁of▁sentence｜><｜Assistant｜><think>";
     assert_eq!((answered.as_str(), in_reasoning), (expected, true));
 }
 
@@ -137,48 +109,21 @@ fn a_final_assistant_message_is_continued() {
     let user = message(Role::User, "q");
     let after = |reply: Message, thinking| {
         let (text, in_reasoning) = prompt(&[user.clone(), reply], thinking, true);
-        (
-            text.trim_start_matches("<｜begin▁of▁sentence｜><｜User｜>q<｜Assistant｜>")
-                .to_owned(),
-            in_reasoning,
-        )
+        (text.trim_start_matches("<｜begin▁of▁sentence｜><｜User｜>q<｜Assistant｜>").to_owned(), in_reasoning)
     };
-    assert_eq!(
-        after(assistant("Sure", ""), false),
-        ("</think>Sure".to_owned(), false)
-    );
+    assert_eq!(after(assistant("Sure", ""), false), ("</think>Sure".to_owned(), false));
     // In chat mode reasoning has no place.
-    assert_eq!(
-        after(assistant("Sure", "r"), false),
-        ("</think>Sure".to_owned(), false)
-    );
-    assert_eq!(
-        after(assistant("Sure", "r"), true),
-        ("<think>r</think>Sure".to_owned(), false)
-    );
-    assert_eq!(
-        after(assistant("Sure", ""), true),
-        ("<think></think>Sure".to_owned(), false)
-    );
-    assert_eq!(
-        after(assistant("", "r"), true),
-        ("<think>r".to_owned(), true)
-    );
+    assert_eq!(after(assistant("Sure", "r"), false), ("</think>Sure".to_owned(), false));
+    assert_eq!(after(assistant("Sure", "r"), true), ("<think>r</think>Sure".to_owned(), false));
+    assert_eq!(after(assistant("Sure", ""), true), ("<think></think>Sure".to_owned(), false));
+    assert_eq!(after(assistant("", "r"), true), ("<think>r".to_owned(), true));
     assert_eq!(after(assistant("", ""), true), ("<think>".to_owned(), true));
 }
 
 #[test]
 fn only_an_assistant_message_can_be_continued() {
-    let error = encode(
-        &[message(Role::User, "q")],
-        &EncodeOptions::request(false, true),
-        &small(),
-    )
-    .unwrap_err();
-    assert!(
-        matches!(error, EncodeError::Invalid { ref param, .. } if param == "messages"),
-        "{error}"
-    );
+    let error = encode(&[message(Role::User, "q")], &EncodeOptions::request(false, true), &small()).unwrap_err();
+    assert!(matches!(error, EncodeError::Invalid { ref param, .. } if param == "messages"), "{error}");
 }
 
 #[test]

@@ -19,12 +19,7 @@ const END_THINK: u32 = 1939;
 const NO_ROW: u32 = 2000;
 
 fn options(stop: &[&str], starts_in_reasoning: bool) -> OutputOptions {
-    OutputOptions {
-        stop: StopStrings::new(stop),
-        include_stop: false,
-        starts_in_reasoning,
-        skip_special_tokens: true,
-    }
+    OutputOptions { stop: StopStrings::new(stop), include_stop: false, starts_in_reasoning, skip_special_tokens: true }
 }
 
 fn ids(text: &str) -> Vec<u32> {
@@ -62,18 +57,8 @@ fn golden_outputs_split_as_expected() {
         let golden: Vec<u32> = serde_json::from_value(row["token_ids"].clone()).unwrap();
         let ids: Vec<u32> = golden.into_iter().map(|id| small_id(id).unwrap()).collect();
         let folded = fold(&ids, options(&[], row["thinking"].as_bool().unwrap()));
-        assert_eq!(
-            folded.content,
-            row["content"].as_str().unwrap(),
-            "{}",
-            row["name"]
-        );
-        assert_eq!(
-            folded.reasoning,
-            row["reasoning_content"].as_str().unwrap(),
-            "{}",
-            row["name"]
-        );
+        assert_eq!(folded.content, row["content"].as_str().unwrap(), "{}", row["name"]);
+        assert_eq!(folded.reasoning, row["reasoning_content"].as_str().unwrap(), "{}", row["name"]);
         rows += 1;
     }
     assert_eq!(rows, 14);
@@ -87,10 +72,7 @@ fn reasoning_tokens_are_those_before_the_closing_token() {
     tokens.push(END_THINK);
     tokens.extend(ids("Four."));
     let folded = fold(&tokens, options(&[], true));
-    assert_eq!(
-        (folded.reasoning.as_str(), folded.content.as_str()),
-        ("I add them.", "Four.")
-    );
+    assert_eq!((folded.reasoning.as_str(), folded.content.as_str()), ("I add them.", "Four."));
     assert_eq!(folded.reasoning_tokens as usize, thought.len());
     // The same tokens after a prompt that ended reasoning are content.
     let folded = fold(&tokens, options(&[], false));
@@ -101,38 +83,22 @@ fn reasoning_tokens_are_those_before_the_closing_token() {
 #[test]
 fn typed_think_tags_are_text() {
     let tokenizer = small();
-    let typed = tokenizer
-        .encode_segments(&[crate::text::tokenizer::Segment::Text(
-            "a</think>b".to_owned(),
-        )])
-        .unwrap();
+    let typed = tokenizer.encode_segments(&[crate::text::tokenizer::Segment::Text("a</think>b".to_owned())]).unwrap();
     let folded = fold(&typed, options(&[], true));
-    assert_eq!(
-        (folded.reasoning.as_str(), folded.content.as_str()),
-        ("a</think>b", "")
-    );
+    assert_eq!((folded.reasoning.as_str(), folded.content.as_str()), ("a</think>b", ""));
 }
 
 #[test]
 fn stop_strings_match_in_content_only() {
     let tokens = ids("say STOP here</think>then STOP there");
     let folded = fold(&tokens, options(&["STOP"], true));
-    assert_eq!(
-        (folded.reasoning.as_str(), folded.content.as_str()),
-        ("say STOP here", "then ")
-    );
+    assert_eq!((folded.reasoning.as_str(), folded.content.as_str()), ("say STOP here", "then "));
     assert_eq!(folded.stopped.as_deref(), Some("STOP"));
 }
 
 #[test]
 fn a_matched_stop_string_can_stay() {
-    let folded = fold(
-        &ids("then STOP there"),
-        OutputOptions {
-            include_stop: true,
-            ..options(&["STOP"], false)
-        },
-    );
+    let folded = fold(&ids("then STOP there"), OutputOptions { include_stop: true, ..options(&["STOP"], false) });
     assert_eq!(folded.content, "then STOP");
 }
 
@@ -141,14 +107,8 @@ fn stop_tokens_and_special_tokens_give_no_text() {
     let mut tokens = ids("a");
     tokens.extend([2, DSML, NO_ROW, u32::MAX, EOS]);
     assert_eq!(fold(&tokens, options(&[], false)).content, "a｜DSML｜");
-    let visible = OutputOptions {
-        skip_special_tokens: false,
-        ..options(&[], false)
-    };
-    assert_eq!(
-        fold(&tokens, visible.clone()).content,
-        "a<｜▁pad▁｜>｜DSML｜"
-    );
+    let visible = OutputOptions { skip_special_tokens: false, ..options(&[], false) };
+    assert_eq!(fold(&tokens, visible.clone()).content, "a<｜▁pad▁｜>｜DSML｜");
     // With ignore_eos the end-of-sentence token is a token like others.
     let mut fold = OutputFold::new(small(), visible);
     let mut delta = Delta::default();
@@ -163,10 +123,7 @@ fn half_a_character_at_the_end_of_either_part_becomes_a_replacement() {
     let half = &whale[..whale.len() - 1];
     let tokens = [half, &[END_THINK], half].concat();
     let folded = fold(&tokens, options(&["\u{FFFD}!"], true));
-    assert_eq!(
-        (folded.reasoning.as_str(), folded.content.as_str()),
-        ("\u{FFFD}", "\u{FFFD}")
-    );
+    assert_eq!((folded.reasoning.as_str(), folded.content.as_str()), ("\u{FFFD}", "\u{FFFD}"));
 }
 
 #[test]
@@ -184,16 +141,8 @@ fn text_is_held_back_no_longer_than_needed() {
 }
 
 /// The whole output at once, by the definition of each rule.
-fn specification(
-    tokenizer: &Tokenizer,
-    tokens: &[u32],
-    options: &OutputOptions,
-    stop: &[String],
-) -> (String, String) {
-    let end = tokens
-        .iter()
-        .position(|id| *id == EOS)
-        .unwrap_or(tokens.len());
+fn specification(tokenizer: &Tokenizer, tokens: &[u32], options: &OutputOptions, stop: &[String]) -> (String, String) {
+    let end = tokens.iter().position(|id| *id == EOS).unwrap_or(tokens.len());
     let mut tokens = &tokens[..end];
     let mut thought: &[u32] = &[];
     if options.starts_in_reasoning {
@@ -205,24 +154,13 @@ fn specification(
         }
     }
     let text = |tokens: &[u32]| {
-        let visible = tokens
-            .iter()
-            .filter(|id| **id == DSML || !tokenizer.is_special(**id));
-        let bytes: Vec<u8> = visible
-            .flat_map(|id| tokenizer.token_bytes(*id))
-            .copied()
-            .collect();
+        let visible = tokens.iter().filter(|id| **id == DSML || !tokenizer.is_special(**id));
+        let bytes: Vec<u8> = visible.flat_map(|id| tokenizer.token_bytes(*id)).copied().collect();
         String::from_utf8_lossy(&bytes).into_owned()
     };
     let mut content = text(tokens);
-    let first = stop
-        .iter()
-        .filter_map(|pattern| {
-            content
-                .find(pattern.as_str())
-                .map(|at| (at + pattern.len(), at))
-        })
-        .min();
+    let first =
+        stop.iter().filter_map(|pattern| content.find(pattern.as_str()).map(|at| (at + pattern.len(), at))).min();
     if let Some((_, at)) = first {
         content.truncate(at);
     }

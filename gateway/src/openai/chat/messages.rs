@@ -87,8 +87,7 @@ impl<'de> Deserialize<'de> for Part {
             ("text", Some(text)) => Ok(Self { text }),
             ("text", None) => Err(D::Error::missing_field("text")),
             (other, _) => {
-                let message =
-                    format!("content parts of type {other:?} are not supported, only \"text\" is");
+                let message = format!("content parts of type {other:?} are not supported, only \"text\" is");
                 Err(D::Error::custom(message))
             }
         }
@@ -96,16 +95,10 @@ impl<'de> Deserialize<'de> for Part {
 }
 
 /// Checks the conversation. The second value is whether the last message asks to be continued by its `prefix` flag.
-pub(super) fn validate(
-    messages: Option<Vec<WireMessage>>,
-) -> Result<(Vec<Message>, bool), InvalidRequest> {
-    let messages =
-        messages.ok_or_else(|| InvalidRequest::field("messages", "'messages' is required."))?;
+pub(super) fn validate(messages: Option<Vec<WireMessage>>) -> Result<(Vec<Message>, bool), InvalidRequest> {
+    let messages = messages.ok_or_else(|| InvalidRequest::field("messages", "'messages' is required."))?;
     if messages.is_empty() {
-        return Err(InvalidRequest::field(
-            "messages",
-            "'messages' must hold at least one message.",
-        ));
+        return Err(InvalidRequest::field("messages", "'messages' must hold at least one message."));
     }
     let last = messages.len() - 1;
     let mut prefix = false;
@@ -116,10 +109,7 @@ pub(super) fn validate(
         if asks_prefix {
             if index != last || message.role != Role::Assistant {
                 let param = format!("messages[{index}].prefix");
-                return Err(InvalidRequest::field(
-                    param,
-                    "Only a final assistant message can have 'prefix': true.",
-                ));
+                return Err(InvalidRequest::field(param, "Only a final assistant message can have 'prefix': true."));
             }
             prefix = true;
         }
@@ -131,10 +121,7 @@ pub(super) fn validate(
 fn validate_one(message: WireMessage, index: usize) -> Result<Message, InvalidRequest> {
     let param = |field: &str| format!("messages[{index}].{field}");
     let role = parse_role(message.role, &param("role"))?;
-    for (field, Asks(asks)) in [
-        ("tool_calls", message.tool_calls),
-        ("function_call", message.function_call),
-    ] {
+    for (field, Asks(asks)) in [("tool_calls", message.tool_calls), ("function_call", message.function_call)] {
         if asks {
             let param = param(field);
             let text = format!("'{param}' is not implemented by this server.");
@@ -150,15 +137,8 @@ fn validate_one(message: WireMessage, index: usize) -> Result<Message, InvalidRe
             return Err(InvalidRequest::field(param, text));
         }
     };
-    let reasoning = message
-        .reasoning_content
-        .or(message.reasoning)
-        .unwrap_or_default();
-    Ok(Message {
-        role,
-        content,
-        reasoning,
-    })
+    let reasoning = message.reasoning_content.or(message.reasoning).unwrap_or_default();
+    Ok(Message { role, content, reasoning })
 }
 
 fn parse_role(role: Option<String>, param: &str) -> Result<Role, InvalidRequest> {
@@ -171,14 +151,9 @@ fn parse_role(role: Option<String>, param: &str) -> Result<Role, InvalidRequest>
             Err(InvalidRequest::not_implemented(param, text))
         }
         Some(other) => {
-            let text = format!(
-                "'{param}' must be \"system\", \"user\" or \"assistant\", but it is {other:?}."
-            );
+            let text = format!("'{param}' must be \"system\", \"user\" or \"assistant\", but it is {other:?}.");
             Err(InvalidRequest::field(param, text))
         }
-        None => Err(InvalidRequest::field(
-            param,
-            format!("'{param}' is required."),
-        )),
+        None => Err(InvalidRequest::field(param, format!("'{param}' is required."))),
     }
 }

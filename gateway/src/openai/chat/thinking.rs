@@ -45,11 +45,7 @@ pub(super) struct ThinkingSpec {
 
 impl ThinkingFields {
     /// Reads the value if `key` is one of these fields.
-    pub(super) fn read<'de, A: MapAccess<'de>>(
-        &mut self,
-        key: &str,
-        map: &mut A,
-    ) -> Result<bool, A::Error> {
+    pub(super) fn read<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
         match key {
             "thinking" => self.thinking = map.next_value()?,
             "chat_template_kwargs" => self.chat_template_kwargs = map.next_value()?,
@@ -62,17 +58,11 @@ impl ThinkingFields {
 
     pub(super) fn resolve(&self, by_default: bool) -> Result<ThinkingSpec, InvalidRequest> {
         let thinking = self.thinking.as_ref();
-        let switch = thinking
-            .and_then(|thinking| thinking.r#type.as_deref())
-            .map(switch)
-            .transpose()?;
+        let switch = thinking.and_then(|thinking| thinking.r#type.as_deref()).map(switch).transpose()?;
         let template = self.chat_template_kwargs.as_ref();
         let reasoning = self.reasoning.as_ref();
         let nested_effort = reasoning.and_then(|reasoning| reasoning.effort.as_deref());
-        let efforts = [
-            ("reasoning_effort", self.reasoning_effort.as_deref()),
-            ("reasoning.effort", nested_effort),
-        ];
+        let efforts = [("reasoning_effort", self.reasoning_effort.as_deref()), ("reasoning.effort", nested_effort)];
         let mut effort = None;
         for (param, value) in efforts {
             let thinks = value.map(|value| effort_thinks(param, value)).transpose()?;
@@ -84,10 +74,7 @@ impl ThinkingFields {
             .or(effort)
             .unwrap_or(by_default);
         let budget = thinking.and_then(|thinking| thinking.budget_tokens);
-        Ok(ThinkingSpec {
-            enabled,
-            budget: budget.map(|Integer(budget)| budget),
-        })
+        Ok(ThinkingSpec { enabled, budget: budget.map(|Integer(budget)| budget) })
     }
 }
 
@@ -96,9 +83,7 @@ fn switch(value: &str) -> Result<bool, InvalidRequest> {
         "enabled" => Ok(true),
         "disabled" => Ok(false),
         _ => {
-            let message = format!(
-                "'thinking.type' must be \"enabled\" or \"disabled\", but it is {value:?}."
-            );
+            let message = format!("'thinking.type' must be \"enabled\" or \"disabled\", but it is {value:?}.");
             Err(InvalidRequest::field("thinking.type", message))
         }
     }
@@ -108,9 +93,6 @@ fn effort_thinks(param: &str, value: &str) -> Result<bool, InvalidRequest> {
     if EFFORTS.contains(&value) {
         return Ok(value != "none");
     }
-    let message = format!(
-        "'{param}' must be one of {}, but it is {value:?}.",
-        EFFORTS.join(", ")
-    );
+    let message = format!("'{param}' must be one of {}, but it is {value:?}.", EFFORTS.join(", "));
     Err(InvalidRequest::field(param, message))
 }

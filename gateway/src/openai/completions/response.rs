@@ -47,19 +47,8 @@ struct TextCompletion<'a> {
 }
 
 impl<'a> TextCompletion<'a> {
-    fn new(
-        head: &'a ResponseHead,
-        choices: &'a [CompletionChoice<'a>],
-        usage: ChunkUsage<'a>,
-    ) -> Self {
-        Self {
-            id: &head.id,
-            object: "text_completion",
-            created: head.created,
-            model: &head.model,
-            choices,
-            usage,
-        }
+    fn new(head: &'a ResponseHead, choices: &'a [CompletionChoice<'a>], usage: ChunkUsage<'a>) -> Self {
+        Self { id: &head.id, object: "text_completion", created: head.created, model: &head.model, choices, usage }
     }
 }
 
@@ -70,10 +59,7 @@ pub fn write_completion(
     usage: &Usage,
     out: &mut Vec<u8>,
 ) -> serde_json::Result<()> {
-    serde_json::to_writer(
-        out,
-        &TextCompletion::new(head, choices, ChunkUsage::Value(usage)),
-    )
+    serde_json::to_writer(out, &TextCompletion::new(head, choices, ChunkUsage::Value(usage)))
 }
 
 /// Writes the chunks of one streamed answer.
@@ -103,10 +89,7 @@ impl CompletionChunkWriter {
 
     /// The last chunk: no choices, the usage of the whole answer.
     pub fn write_usage(&self, usage: &Usage, out: &mut Vec<u8>) -> serde_json::Result<()> {
-        serde_json::to_writer(
-            out,
-            &TextCompletion::new(&self.head, &[], ChunkUsage::Value(usage)),
-        )
+        serde_json::to_writer(out, &TextCompletion::new(&self.head, &[], ChunkUsage::Value(usage)))
     }
 }
 

@@ -36,11 +36,9 @@ impl Backend {
         let (fast, oracle) = std::thread::scope(|scope| {
             let fast = scope.spawn(move || FastEncoder::load(for_fast));
             let oracle = OracleEncoder::load(root);
-            let fast = fast.join().unwrap_or_else(|_| {
-                Err(TokenizerError::Unsupported(
-                    "a pipeline that fastokens cannot load".into(),
-                ))
-            });
+            let fast = fast
+                .join()
+                .unwrap_or_else(|_| Err(TokenizerError::Unsupported("a pipeline that fastokens cannot load".into())));
             (fast, oracle)
         });
         let oracle = oracle?;
@@ -94,9 +92,7 @@ pub(super) fn agrees(
             && fast.encode_raw(probe)? == oracle.encode_raw(probe)?;
         if !same {
             let start: String = probe.chars().take(40).collect();
-            let text = format!(
-                "text that the fast and the reference tokenizer encode differently: {start:?}"
-            );
+            let text = format!("text that the fast and the reference tokenizer encode differently: {start:?}");
             return Err(TokenizerError::Unsupported(text));
         }
     }
@@ -114,8 +110,8 @@ impl std::fmt::Debug for FastEncoder {
 
 impl FastEncoder {
     pub(super) fn load(root: Value) -> Result<Self, TokenizerError> {
-        let inner = fastokens::Tokenizer::from_json(root)
-            .map_err(|error| TokenizerError::Unsupported(error.to_string()))?;
+        let inner =
+            fastokens::Tokenizer::from_json(root).map_err(|error| TokenizerError::Unsupported(error.to_string()))?;
         Ok(Self(inner))
     }
 
@@ -124,9 +120,7 @@ impl FastEncoder {
     }
 
     pub(super) fn encode_raw(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        self.0
-            .encode_with_special_tokens(text, false)
-            .map_err(encode_error)
+        self.0.encode_with_special_tokens(text, false).map_err(encode_error)
     }
 }
 
@@ -149,10 +143,7 @@ impl OracleEncoder {
             serde_json::from_value::<tokenizers::Tokenizer>(value)
                 .map_err(|error| TokenizerError::Malformed(error.to_string()))
         };
-        Ok(Self {
-            with_added: parse(root)?,
-            without_added: parse(bare)?,
-        })
+        Ok(Self { with_added: parse(root)?, without_added: parse(bare)? })
     }
 
     pub(super) fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {

@@ -1,9 +1,6 @@
 //! The small tokenizer that tests share: rows of DeepSeek-V3.2's own file, numbered without gaps.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a test that cannot load its tokenizer must fail"
-)]
+#![expect(clippy::unwrap_used, reason = "a test that cannot load its tokenizer must fail")]
 
 use std::sync::{Arc, LazyLock};
 
@@ -24,9 +21,8 @@ pub fn small() -> Arc<Tokenizer> {
 
 /// An id of the whole tokenizer in the small one's numbering; absent for an id that the small one leaves out.
 pub fn small_id(whole_id: u32) -> Option<u32> {
-    static WHOLE_IDS: LazyLock<Vec<u32>> = LazyLock::new(|| {
-        serde_json::from_str(include_str!("../../../tests/data/tokenizer_real_ids.json")).unwrap()
-    });
+    static WHOLE_IDS: LazyLock<Vec<u32>> =
+        LazyLock::new(|| serde_json::from_str(include_str!("../../../tests/data/tokenizer_real_ids.json")).unwrap());
     let id = WHOLE_IDS.binary_search(&whole_id).ok()?;
     u32::try_from(id).ok()
 }

@@ -23,17 +23,11 @@ fn is_added(id: u32) -> bool {
 
 /// The ids of `<｜User｜>hi<｜Assistant｜>`.
 fn user_says_hi() -> Vec<u32> {
-    [128_803, 6366, 128_804]
-        .into_iter()
-        .filter_map(small_id)
-        .collect()
+    [128_803, 6366, 128_804].into_iter().filter_map(small_id).collect()
 }
 
 fn decode(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<u8> {
-    ids.iter()
-        .flat_map(|id| tokenizer.token_bytes(*id))
-        .copied()
-        .collect()
+    ids.iter().flat_map(|id| tokenizer.token_bytes(*id)).copied().collect()
 }
 
 #[test]
@@ -51,17 +45,10 @@ fn control_tokens_are_found_by_their_text() {
 #[test]
 fn special_is_what_the_file_says() {
     let tokenizer = small();
-    for (text, special) in [
-        ("<｜end▁of▁sentence｜>", true),
-        ("｜DSML｜", true),
-        ("<think>", false),
-        ("<｜User｜>", false),
-    ] {
-        assert_eq!(
-            tokenizer.is_special(tokenizer.control_id(text).unwrap()),
-            special,
-            "{text}"
-        );
+    for (text, special) in
+        [("<｜end▁of▁sentence｜>", true), ("｜DSML｜", true), ("<think>", false), ("<｜User｜>", false)]
+    {
+        assert_eq!(tokenizer.is_special(tokenizer.control_id(text).unwrap()), special, "{text}");
     }
     assert!(!tokenizer.is_special(u32::MAX));
 }
@@ -86,25 +73,16 @@ fn raw_text_recognises_control_tokens_and_gains_none() {
 fn a_segment_of_text_is_only_text() {
     let tokenizer = small();
     let text = Segment::Text("<｜User｜>hi".to_owned());
-    let ids = tokenizer
-        .encode_segments(&[Segment::Control(0), text, Segment::Control(1)])
-        .unwrap();
+    let ids = tokenizer.encode_segments(&[Segment::Control(0), text, Segment::Control(1)]).unwrap();
     assert_eq!((ids[0], ids[ids.len() - 1]), (0, 1));
-    assert!(
-        !ids[1..ids.len() - 1].iter().copied().any(is_added),
-        "{ids:?}"
-    );
-    assert_eq!(
-        decode(&tokenizer, &ids[1..ids.len() - 1]),
-        "<｜User｜>hi".as_bytes()
-    );
+    assert!(!ids[1..ids.len() - 1].iter().copied().any(is_added), "{ids:?}");
+    assert_eq!(decode(&tokenizer, &ids[1..ids.len() - 1]), "<｜User｜>hi".as_bytes());
 }
 
 #[test]
 fn truncation_and_padding_of_the_file_are_ignored() {
     let mut root = small_json();
-    root["truncation"] =
-        json!({"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0});
+    root["truncation"] = json!({"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0});
     let tokenizer = load(&root, VOCAB_SIZE).unwrap();
     assert!(tokenizer.encode_raw("one two three four").unwrap().len() > 2);
 }
@@ -124,10 +102,7 @@ fn a_begin_of_sentence_template_adds_nothing() {
         },
     });
     let tokenizer = load(&root, VOCAB_SIZE).unwrap();
-    assert_eq!(
-        tokenizer.encode_raw("hi").unwrap(),
-        [small_id(6366).unwrap()]
-    );
+    assert_eq!(tokenizer.encode_raw("hi").unwrap(), [small_id(6366).unwrap()]);
 }
 
 #[test]
@@ -139,12 +114,7 @@ fn added_tokens_keep_the_ids_of_the_file() {
         root["normalizer"] = normalizer;
         let tokenizer = load(&root, VOCAB_SIZE).unwrap();
         let text = "<｜tool▁output▁end｜><｜tool▁sep｜>";
-        assert_eq!(
-            tokenizer.encode_raw(text).unwrap(),
-            [2020, 2040],
-            "{}",
-            tokenizer.backend_name()
-        );
+        assert_eq!(tokenizer.encode_raw(text).unwrap(), [2020, 2040], "{}", tokenizer.backend_name());
         assert_eq!(decode(&tokenizer, &[2020, 2040]), text.as_bytes());
     }
 }
@@ -152,26 +122,16 @@ fn added_tokens_keep_the_ids_of_the_file() {
 #[test]
 fn what_is_not_byte_level_bpe_is_refused() {
     let mut other_decoder = small_json();
-    other_decoder["decoder"] =
-        json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"});
+    other_decoder["decoder"] = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"});
     let mut other_model = small_json();
     other_model["model"]["type"] = json!("Unigram");
     for root in [other_decoder, other_model] {
         let error = load(&root, VOCAB_SIZE).unwrap_err();
         assert!(matches!(error, TokenizerError::Unsupported(_)), "{error}");
     }
-    for bytes in [
-        &b""[..],
-        b"{",
-        b"null",
-        b"[]",
-        b"{\"model\": {\"type\": \"BPE\"}}",
-    ] {
+    for bytes in [&b""[..], b"{", b"null", b"[]", b"{\"model\": {\"type\": \"BPE\"}}"] {
         let error = Tokenizer::from_json(bytes, VOCAB_SIZE).unwrap_err();
-        let expected = matches!(
-            error,
-            TokenizerError::Malformed(_) | TokenizerError::Unsupported(_)
-        );
+        let expected = matches!(error, TokenizerError::Malformed(_) | TokenizerError::Unsupported(_));
         assert!(expected, "{error}");
     }
 }
@@ -186,38 +146,16 @@ fn a_row_outside_the_embedding_is_refused() {
 fn a_fast_encoder_that_differs_is_found_out() {
     let vocabulary = Vocabulary::from_json(&small_json(), VOCAB_SIZE).unwrap();
     let oracle = OracleEncoder::load(small_json()).unwrap();
-    assert!(
-        agrees(
-            &FastEncoder::load(small_json()).unwrap(),
-            &oracle,
-            &vocabulary
-        )
-        .is_ok()
-    );
+    assert!(agrees(&FastEncoder::load(small_json()).unwrap(), &oracle, &vocabulary).is_ok());
 
     let mut fewer_merges = small_json();
-    fewer_merges["model"]["merges"]
-        .as_array_mut()
-        .unwrap()
-        .remove(2);
-    let error = agrees(
-        &FastEncoder::load(fewer_merges).unwrap(),
-        &oracle,
-        &vocabulary,
-    )
-    .unwrap_err();
+    fewer_merges["model"]["merges"].as_array_mut().unwrap().remove(2);
+    let error = agrees(&FastEncoder::load(fewer_merges).unwrap(), &oracle, &vocabulary).unwrap_err();
     assert!(error.to_string().contains("differently"), "{error}");
 
     let mut fewer_controls = small_json();
     fewer_controls["added_tokens"].as_array_mut().unwrap().pop();
-    assert!(
-        agrees(
-            &FastEncoder::load(fewer_controls).unwrap(),
-            &oracle,
-            &vocabulary
-        )
-        .is_err()
-    );
+    assert!(agrees(&FastEncoder::load(fewer_controls).unwrap(), &oracle, &vocabulary).is_err());
 }
 
 #[test]
@@ -226,13 +164,8 @@ fn the_oracle_serves_what_the_fast_encoder_cannot_load() {
     root["normalizer"] = json!({"type": "StripAccents"});
     let tokenizer = load(&root, VOCAB_SIZE).unwrap();
     assert_eq!(tokenizer.backend_name(), "tokenizers");
-    assert_eq!(
-        tokenizer.encode_raw("<｜User｜>hi<｜Assistant｜>").unwrap(),
-        user_says_hi()
-    );
-    let ids = tokenizer
-        .encode_segments(&[Segment::Text("<｜User｜>hi".to_owned())])
-        .unwrap();
+    assert_eq!(tokenizer.encode_raw("<｜User｜>hi<｜Assistant｜>").unwrap(), user_says_hi());
+    let ids = tokenizer.encode_segments(&[Segment::Text("<｜User｜>hi".to_owned())]).unwrap();
     assert!(!ids.iter().copied().any(is_added), "{ids:?}");
 }
 

@@ -32,9 +32,7 @@ impl Vocabulary {
         }
         let mut rows: Vec<Vec<u8>> = vec![Vec::new(); vocab_size as usize];
         let alphabet = byte_alphabet();
-        let vocab = root["model"]["vocab"]
-            .as_object()
-            .ok_or_else(|| malformed("model.vocab is not an object"))?;
+        let vocab = root["model"]["vocab"].as_object().ok_or_else(|| malformed("model.vocab is not an object"))?;
         for (token, id) in vocab {
             let row = row_mut(&mut rows, id, token)?;
             *row = token_bytes(token, &alphabet);
@@ -43,9 +41,7 @@ impl Vocabulary {
         let mut added = HashMap::new();
         let mut special = vec![false; rows.len()];
         for entry in root["added_tokens"].as_array().unwrap_or(&Vec::new()) {
-            let text = entry["content"]
-                .as_str()
-                .ok_or_else(|| malformed("an added token has no content"))?;
+            let text = entry["content"].as_str().ok_or_else(|| malformed("an added token has no content"))?;
             // An added token stands for its own text: it never went through the byte alphabet.
             *row_mut(&mut rows, &entry["id"], text)? = text.as_bytes().to_vec();
             let Some(id) = as_id(&entry["id"]) else {
@@ -60,17 +56,10 @@ impl Vocabulary {
         starts.push(0);
         for row in &rows {
             arena.extend_from_slice(row);
-            let end = u32::try_from(arena.len())
-                .map_err(|_| malformed("the vocabulary exceeds 4 GiB"))?;
+            let end = u32::try_from(arena.len()).map_err(|_| malformed("the vocabulary exceeds 4 GiB"))?;
             starts.push(end);
         }
-        Ok(Self {
-            size: vocab_size,
-            added,
-            special: special.into(),
-            arena: arena.into(),
-            starts: starts.into(),
-        })
+        Ok(Self { size: vocab_size, added, special: special.into(), arena: arena.into(), starts: starts.into() })
     }
 
     pub(super) fn is_special(&self, id: u32) -> bool {
@@ -100,10 +89,7 @@ fn check_pipeline(root: &Value) -> Result<(), TokenizerError> {
         None => model["merges"].is_array(),
     };
     if !is_bpe {
-        return Err(TokenizerError::Unsupported(format!(
-            "a model of type {}",
-            model["type"]
-        )));
+        return Err(TokenizerError::Unsupported(format!("a model of type {}", model["type"])));
     }
     let is_byte_level = |decoder: &Value| decoder["type"].as_str() == Some("ByteLevel");
     let decoder = &root["decoder"];
@@ -111,37 +97,23 @@ fn check_pipeline(root: &Value) -> Result<(), TokenizerError> {
     if is_byte_level(decoder) || nested.is_some_and(|decoders| decoders.iter().all(is_byte_level)) {
         return Ok(());
     }
-    Err(TokenizerError::Unsupported(format!(
-        "a decoder of type {}",
-        decoder["type"]
-    )))
+    Err(TokenizerError::Unsupported(format!("a decoder of type {}", decoder["type"])))
 }
 
 fn as_id(value: &Value) -> Option<u32> {
     value.as_u64().and_then(|id| u32::try_from(id).ok())
 }
 
-fn row_mut<'a>(
-    rows: &'a mut [Vec<u8>],
-    id: &Value,
-    token: &str,
-) -> Result<&'a mut Vec<u8>, TokenizerError> {
+fn row_mut<'a>(rows: &'a mut [Vec<u8>], id: &Value, token: &str) -> Result<&'a mut Vec<u8>, TokenizerError> {
     let rows_len = rows.len();
     as_id(id)
         .and_then(|id| rows.get_mut(id as usize))
-        .ok_or_else(|| {
-            malformed(format!(
-                "token `{token}` has id {id}, but the model has {rows_len} embedding rows"
-            ))
-        })
+        .ok_or_else(|| malformed(format!("token `{token}` has id {id}, but the model has {rows_len} embedding rows")))
 }
 
 /// Undoes the byte alphabet; a token with a character outside it stands for its own text.
 fn token_bytes(token: &str, alphabet: &HashMap<char, u8>) -> Vec<u8> {
-    let bytes: Option<Vec<u8>> = token
-        .chars()
-        .map(|letter| alphabet.get(&letter).copied())
-        .collect();
+    let bytes: Option<Vec<u8>> = token.chars().map(|letter| alphabet.get(&letter).copied()).collect();
     bytes.unwrap_or_else(|| token.as_bytes().to_vec())
 }
 
@@ -151,11 +123,7 @@ fn byte_alphabet() -> HashMap<char, u8> {
     let mut alphabet = HashMap::with_capacity(256);
     for byte in 0..=u8::MAX {
         let printable = matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
-        let letter = if printable {
-            Some(char::from(byte))
-        } else {
-            substitutes.next()
-        };
+        let letter = if printable { Some(char::from(byte)) } else { substitutes.next() };
         alphabet.extend(letter.map(|letter| (letter, byte)));
     }
     alphabet
