@@ -33,11 +33,7 @@ pub struct Message {
 
 impl Message {
     pub fn new(role: Role, content: impl Into<String>) -> Self {
-        Self {
-            role,
-            content: content.into(),
-            reasoning: String::new(),
-        }
+        Self { role, content: content.into(), reasoning: String::new() }
     }
 }
 
@@ -64,11 +60,7 @@ impl EncodeOptions {
     /// What a chat request wants: begin of sentence, and a turn for the model to fill.
     pub fn request(thinking: bool, continue_final: bool) -> Self {
         let ending = if continue_final { Ending::ContinueFinal } else { Ending::OpenTurn };
-        Self {
-            thinking,
-            ending,
-            add_begin_of_sentence: true,
-        }
+        Self { thinking, ending, add_begin_of_sentence: true }
     }
 }
 
@@ -130,10 +122,7 @@ pub fn encode(messages: &[Message], options: &EncodeOptions, tokenizer: &Tokeniz
     if let Some(message) = continued {
         prompt.continue_message(message)?;
     }
-    Ok(Encoded {
-        segments: prompt.segments,
-        starts_in_reasoning: prompt.in_reasoning,
-    })
+    Ok(Encoded { segments: prompt.segments, starts_in_reasoning: prompt.in_reasoning })
 }
 
 /// The prompt as far as it is rendered.
@@ -146,12 +135,7 @@ struct Prompt<'a> {
 
 impl<'a> Prompt<'a> {
     fn new(tokenizer: &'a Tokenizer, thinking: bool) -> Self {
-        Self {
-            tokenizer,
-            thinking,
-            segments: Vec::new(),
-            in_reasoning: false,
-        }
+        Self { tokenizer, thinking, segments: Vec::new(), in_reasoning: false }
     }
 
     /// Neighbouring texts form one segment: the encoding tokenizes them as one string.

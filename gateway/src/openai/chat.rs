@@ -66,11 +66,7 @@ impl ChatRequest {
             let budget = limits.thinking_budget.check_u32("thinking.budget_tokens", budget)?;
             generation.sampling.thinking_budget.get_or_insert(budget);
         }
-        Ok(ChatSpec {
-            messages,
-            encode: EncodeOptions::request(thinking.enabled, continue_final),
-            generation,
-        })
+        Ok(ChatSpec { messages, encode: EncodeOptions::request(thinking.enabled, continue_final), generation })
     }
 
     /// Tools and structured answers are refused by name; `tool_choice: "none"` asks for no tools.

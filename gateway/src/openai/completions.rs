@@ -71,10 +71,8 @@ impl CompletionRequest {
             return Err(InvalidRequest::field("best_of", message));
         }
         if prompts.len().saturating_mul(n as usize) > MAX_TOTAL_CHOICES {
-            let message = format!(
-                "{} prompts with 'n' = {n} make more than {MAX_TOTAL_CHOICES} choices.",
-                prompts.len()
-            );
+            let message =
+                format!("{} prompts with 'n' = {n} make more than {MAX_TOTAL_CHOICES} choices.", prompts.len());
             return Err(InvalidRequest::field("prompt", message));
         }
         let echo = self.echo.unwrap_or(false);
@@ -82,11 +80,7 @@ impl CompletionRequest {
         generation.sampling.logprobs = logprobs.transpose()?;
         generation.sampling.prompt_logprobs = generation.sampling.logprobs.filter(|_| echo);
         generation.default_max_tokens = Some(DEFAULT_MAX_TOKENS);
-        Ok(CompletionSpec {
-            prompts,
-            echo,
-            generation,
-        })
+        Ok(CompletionSpec { prompts, echo, generation })
     }
 }
 
@@ -132,10 +126,7 @@ impl<'de> Deserialize<'de> for Prompts {
                 formatter.write_str(PROMPT_FORMS)
             }
             fn visit_str<E>(self, value: &str) -> Result<Prompts, E> {
-                Ok(Prompts {
-                    prompts: vec![PromptSource::Text(value.to_owned())],
-                    is_list: false,
-                })
+                Ok(Prompts { prompts: vec![PromptSource::Text(value.to_owned())], is_list: false })
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Prompts, A::Error> {
                 // The first element decides what the list is a list of; the rest are read as that type directly.
@@ -148,10 +139,7 @@ impl<'de> Deserialize<'de> for Prompts {
                         while let Some(id) = list.next_element::<TokenId>()? {
                             ids.push(id.0);
                         }
-                        return Ok(Prompts {
-                            prompts: vec![PromptSource::Ids(ids)],
-                            is_list: false,
-                        });
+                        return Ok(Prompts { prompts: vec![PromptSource::Ids(ids)], is_list: false });
                     }
                     Some(FirstElement::Text(first)) => {
                         prompts.push(PromptSource::Text(first));
@@ -179,9 +167,7 @@ struct TokenId(u32);
 impl<'de> Deserialize<'de> for TokenId {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let Integer(value) = Integer::deserialize(deserializer)?;
-        u32::try_from(value)
-            .map(Self)
-            .map_err(|_| D::Error::custom(format!("{value} is not a token id")))
+        u32::try_from(value).map(Self).map_err(|_| D::Error::custom(format!("{value} is not a token id")))
     }
 }
 
@@ -203,9 +189,7 @@ impl<'de> Deserialize<'de> for FirstElement {
                 Ok(FirstElement::Text(value.to_owned()))
             }
             fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<FirstElement, E> {
-                u32::try_from(value)
-                    .map(FirstElement::Id)
-                    .map_err(|_| E::custom(format!("{value} is not a token id")))
+                u32::try_from(value).map(FirstElement::Id).map_err(|_| E::custom(format!("{value} is not a token id")))
             }
             fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<FirstElement, E> {
                 Err(E::custom(format!("{value} is not a token id")))

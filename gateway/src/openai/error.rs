@@ -29,22 +29,12 @@ pub struct InvalidRequest {
 impl InvalidRequest {
     /// A field whose value is wrong.
     pub fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
-        Self {
-            kind: RejectKind::BadRequest,
-            param: Some(param.into()),
-            message: message.into(),
-            code: None,
-        }
+        Self { kind: RejectKind::BadRequest, param: Some(param.into()), message: message.into(), code: None }
     }
 
     /// A body that is wrong as a whole.
     pub fn body(message: impl Into<String>) -> Self {
-        Self {
-            kind: RejectKind::BadRequest,
-            param: None,
-            message: message.into(),
-            code: None,
-        }
+        Self { kind: RejectKind::BadRequest, param: None, message: message.into(), code: None }
     }
 
     /// A field that asks for an ability this server lacks.
@@ -68,10 +58,7 @@ impl InvalidRequest {
     }
 
     pub fn context_length_exceeded(param: impl Into<String>, message: impl Into<String>) -> Self {
-        Self {
-            code: Some("context_length_exceeded"),
-            ..Self::field(param, message)
-        }
+        Self { code: Some("context_length_exceeded"), ..Self::field(param, message) }
     }
 
     pub fn status(&self) -> u16 {
@@ -87,12 +74,7 @@ impl InvalidRequest {
             RejectKind::BadRequest | RejectKind::NotFound => "invalid_request_error",
             RejectKind::NotImplemented => "not_implemented_error",
         };
-        ErrorObject {
-            message: &self.message,
-            kind,
-            param: self.param.as_deref(),
-            code: self.code,
-        }
+        ErrorObject { message: &self.message, kind, param: self.param.as_deref(), code: self.code }
     }
 }
 
@@ -135,12 +117,7 @@ impl Serialize for ErrorObject<'_> {
             code: Option<&'a str>,
         }
         let mut outer = serializer.serialize_struct("ErrorObject", 1)?;
-        let inner = Inner {
-            message: self.message,
-            r#type: self.kind,
-            param: self.param,
-            code: self.code,
-        };
+        let inner = Inner { message: self.message, r#type: self.kind, param: self.param, code: self.code };
         outer.serialize_field("error", &inner)?;
         outer.end()
     }

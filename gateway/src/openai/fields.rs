@@ -188,9 +188,7 @@ impl<'de> Deserialize<'de> for Biases {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Biases, A::Error> {
                 let mut biases = Vec::new();
                 while let Some(key) = map.next_key::<String>()? {
-                    let id = key
-                        .parse()
-                        .map_err(|_| A::Error::custom(format!("the key {key:?} is not a token id")))?;
+                    let id = key.parse().map_err(|_| A::Error::custom(format!("the key {key:?} is not a token id")))?;
                     biases.push((id, map.next_value::<Float>()?.0));
                 }
                 Ok(Biases(biases))

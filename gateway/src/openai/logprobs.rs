@@ -92,12 +92,7 @@ impl Serialize for ChatAlternatives<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(Some(self.1.len()))?;
         for &(token_id, logprob) in self.1 {
-            list.serialize_element(&ChatToken {
-                tokenizer: self.0,
-                token_id,
-                logprob,
-                top: None,
-            })?;
+            list.serialize_element(&ChatToken { tokenizer: self.0, token_id, logprob, top: None })?;
         }
         list.end()
     }

@@ -73,12 +73,8 @@ impl Serialize for Usage {
             prompt_tokens: self.prompt_tokens,
             completion_tokens: self.completion_tokens,
             total_tokens: u64::from(self.prompt_tokens) + u64::from(self.completion_tokens),
-            prompt_tokens_details: PromptDetails {
-                cached_tokens: self.cached_tokens,
-            },
-            completion_tokens_details: CompletionDetails {
-                reasoning_tokens: self.reasoning_tokens,
-            },
+            prompt_tokens_details: PromptDetails { cached_tokens: self.cached_tokens },
+            completion_tokens_details: CompletionDetails { reasoning_tokens: self.reasoning_tokens },
             prompt_cache_hit_tokens: self.cached_tokens,
             prompt_cache_miss_tokens: self.prompt_tokens.saturating_sub(self.cached_tokens),
         };

@@ -90,10 +90,8 @@ impl SamplingFields {
         };
         let max_tokens = unsigned(&limits.max_tokens, max_param, max_tokens)?;
         if let Some(max_tokens) = max_tokens.filter(|max| *max > model.context_len) {
-            let message = format!(
-                "'{max_param}' is {max_tokens}, but the model's context holds {} tokens.",
-                model.context_len
-            );
+            let message =
+                format!("'{max_param}' is {max_tokens}, but the model's context holds {} tokens.", model.context_len);
             return Err(InvalidRequest::context_length_exceeded(max_param, message));
         }
         let min_tokens = unsigned(&limits.min_tokens, "min_tokens", self.min_tokens)?;
@@ -133,20 +131,12 @@ fn top_k(limits: &Limits, Integer(value): Integer) -> Result<u32, InvalidRequest
 
 /// Every integer of 64 bits, signed or not, is a seed; a negative one is taken by its bits.
 fn two_complement(seed: i128) -> u64 {
-    #[expect(
-        clippy::cast_sign_loss,
-        clippy::cast_possible_truncation,
-        reason = "the low 64 bits are meant"
-    )]
+    #[expect(clippy::cast_sign_loss, clippy::cast_possible_truncation, reason = "the low 64 bits are meant")]
     let bits = seed as u64;
     bits
 }
 
-fn logit_bias(
-    limits: &Limits,
-    model: &ModelFacts,
-    biases: Option<Biases>,
-) -> Result<Vec<(u32, f32)>, InvalidRequest> {
+fn logit_bias(limits: &Limits, model: &ModelFacts, biases: Option<Biases>) -> Result<Vec<(u32, f32)>, InvalidRequest> {
     let Biases(biases) = biases.unwrap_or(Biases(Vec::new()));
     limits.logit_bias.check_items("logit_bias", biases.len())?;
     let check = |(id, bias): (u32, f64)| {
@@ -157,11 +147,7 @@ fn logit_bias(
     biases.into_iter().map(check).collect()
 }
 
-fn stop_token_ids(
-    limits: &Limits,
-    model: &ModelFacts,
-    ids: Option<Vec<Integer>>,
-) -> Result<Vec<u32>, InvalidRequest> {
+fn stop_token_ids(limits: &Limits, model: &ModelFacts, ids: Option<Vec<Integer>>) -> Result<Vec<u32>, InvalidRequest> {
     let ids = ids.unwrap_or_default();
     limits.stop_token_ids.check_items("stop_token_ids", ids.len())?;
     let check = |(index, Integer(id)): (usize, Integer)| model.check_token_id(&format!("stop_token_ids[{index}]"), id);

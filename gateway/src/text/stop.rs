@@ -26,10 +26,7 @@ impl Pattern {
             matched += usize::from(bytes[at] == bytes[matched]);
             failure[at] = matched;
         }
-        Self {
-            bytes,
-            failure: failure.into(),
-        }
+        Self { bytes, failure: failure.into() }
     }
 
     /// How much of the pattern the text matches after one more byte. `matched` is less than the pattern's length.
@@ -51,9 +48,7 @@ impl StopStrings {
     /// Empty strings are left out: they would stop before the first character.
     pub fn new<S: AsRef<str>>(strings: &[S]) -> Self {
         let strings = strings.iter().map(AsRef::as_ref).filter(|text| !text.is_empty());
-        Self {
-            patterns: strings.map(Pattern::new).collect(),
-        }
+        Self { patterns: strings.map(Pattern::new).collect() }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -153,3 +148,6 @@ impl StopMatcher {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

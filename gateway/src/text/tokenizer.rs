@@ -4,6 +4,8 @@
 //! single id differs, or fastokens does not know the file's pipeline, the oracle does the work.
 
 mod backend;
+#[cfg(test)]
+pub(crate) mod fixture;
 mod vocabulary;
 
 use self::backend::Backend;
@@ -42,9 +44,12 @@ impl Tokenizer {
     pub fn from_json(json: &[u8], vocab_size: u32) -> Result<Self, TokenizerError> {
         let mut root: serde_json::Value =
             serde_json::from_slice(json).map_err(|error| TokenizerError::Malformed(error.to_string()))?;
+        let Some(settings) = root.as_object_mut() else {
+            return Err(TokenizerError::Malformed("it is not an object".to_owned()));
+        };
         // A prompt is never cut or filled up behind the caller's back.
         for setting in ["truncation", "padding"] {
-            root[setting] = serde_json::Value::Null;
+            settings.insert(setting.to_owned(), serde_json::Value::Null);
         }
         let vocabulary = Vocabulary::from_json(&root, vocab_size)?;
         let backend = Backend::load(root, &vocabulary)?;
@@ -71,8 +76,7 @@ impl Tokenizer {
 
     /// The id of a control token by its text; the error names it.
     pub fn control_id(&self, text: &str) -> Result<u32, TokenizerError> {
-        self.control(text)
-            .ok_or_else(|| TokenizerError::MissingControl(text.to_owned()))
+        self.control(text).ok_or_else(|| TokenizerError::MissingControl(text.to_owned()))
     }
 
     /// The id of a control token by its text, where the model has it.

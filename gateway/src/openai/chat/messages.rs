@@ -109,10 +109,7 @@ pub(super) fn validate(messages: Option<Vec<WireMessage>>) -> Result<(Vec<Messag
         if asks_prefix {
             if index != last || message.role != Role::Assistant {
                 let param = format!("messages[{index}].prefix");
-                return Err(InvalidRequest::field(
-                    param,
-                    "Only a final assistant message can have 'prefix': true.",
-                ));
+                return Err(InvalidRequest::field(param, "Only a final assistant message can have 'prefix': true."));
             }
             prefix = true;
         }

@@ -17,11 +17,7 @@ pub struct ChatMessage<'a> {
 impl<'a> ChatMessage<'a> {
     /// `reasoning` is absent when the request did not think.
     pub fn new(content: &'a str, reasoning: Option<&'a str>) -> Self {
-        Self {
-            role: "assistant",
-            content,
-            reasoning_content: reasoning,
-        }
+        Self { role: "assistant", content, reasoning_content: reasoning }
     }
 }
 
@@ -89,25 +85,15 @@ impl<'a> ChatDelta<'a> {
     /// The first delta of a choice. A thinking answer begins with reasoning, so its content is still null.
     pub fn role(thinking: bool) -> Self {
         let content = if thinking { None } else { Some("") };
-        Self {
-            role: Some("assistant"),
-            content: Some(Nullable(content)),
-            reasoning_content: thinking.then_some(""),
-        }
+        Self { role: Some("assistant"), content: Some(Nullable(content)), reasoning_content: thinking.then_some("") }
     }
 
     pub fn reasoning(text: &'a str) -> Self {
-        Self {
-            reasoning_content: Some(text),
-            ..Self::default()
-        }
+        Self { reasoning_content: Some(text), ..Self::default() }
     }
 
     pub fn content(text: &'a str) -> Self {
-        Self {
-            content: Some(Nullable(Some(text))),
-            ..Self::default()
-        }
+        Self { content: Some(Nullable(Some(text))), ..Self::default() }
     }
 
     /// The delta of the chunk that carries the finish reason.
@@ -131,23 +117,12 @@ pub struct ChatChunkChoice<'a> {
 impl<'a> ChatChunkChoice<'a> {
     /// A chunk of text only.
     pub fn new(index: u32, delta: ChatDelta<'a>) -> Self {
-        Self {
-            index,
-            delta,
-            logprobs: None,
-            finish_reason: None,
-            stop_reason: None,
-            token_ids: None,
-        }
+        Self { index, delta, logprobs: None, finish_reason: None, stop_reason: None, token_ids: None }
     }
 
     /// The chunk that ends a choice.
     pub fn finish(index: u32, reason: FinishReason, stop_reason: Option<StopReason<'a>>) -> Self {
-        Self {
-            finish_reason: Some(reason),
-            stop_reason,
-            ..Self::new(index, ChatDelta::empty())
-        }
+        Self { finish_reason: Some(reason), stop_reason, ..Self::new(index, ChatDelta::empty()) }
     }
 }
 

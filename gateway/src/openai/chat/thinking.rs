@@ -74,10 +74,7 @@ impl ThinkingFields {
             .or(effort)
             .unwrap_or(by_default);
         let budget = thinking.and_then(|thinking| thinking.budget_tokens);
-        Ok(ThinkingSpec {
-            enabled,
-            budget: budget.map(|Integer(budget)| budget),
-        })
+        Ok(ThinkingSpec { enabled, budget: budget.map(|Integer(budget)| budget) })
     }
 }
 

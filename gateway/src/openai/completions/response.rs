@@ -48,14 +48,7 @@ struct TextCompletion<'a> {
 
 impl<'a> TextCompletion<'a> {
     fn new(head: &'a ResponseHead, choices: &'a [CompletionChoice<'a>], usage: ChunkUsage<'a>) -> Self {
-        Self {
-            id: &head.id,
-            object: "text_completion",
-            created: head.created,
-            model: &head.model,
-            choices,
-            usage,
-        }
+        Self { id: &head.id, object: "text_completion", created: head.created, model: &head.model, choices, usage }
     }
 }
 

@@ -75,7 +75,11 @@ impl Backend {
 }
 
 /// Compares the two on the probes and on every control token inside text.
-fn agrees(fast: &FastEncoder, oracle: &OracleEncoder, vocabulary: &Vocabulary) -> Result<(), TokenizerError> {
+pub(super) fn agrees(
+    fast: &FastEncoder,
+    oracle: &OracleEncoder,
+    vocabulary: &Vocabulary,
+) -> Result<(), TokenizerError> {
     let mut controls: Vec<(&String, &u32)> = vocabulary.added.iter().collect();
     controls.sort_unstable_by_key(|(_, id)| **id);
     let mut around_controls = String::from("a");
@@ -129,19 +133,17 @@ pub(super) struct OracleEncoder {
 }
 
 impl OracleEncoder {
-    pub(super) fn load(root: Value) -> Result<Self, TokenizerError> {
+    pub(super) fn load(mut root: Value) -> Result<Self, TokenizerError> {
         let mut bare = root.clone();
         bare["added_tokens"] = Value::Array(Vec::new());
         // The post-processor may name tokens that are gone now, and nothing here ever runs it.
         bare["post_processor"] = Value::Null;
+        keep_added_ids(&mut root);
         let parse = |value: Value| {
             serde_json::from_value::<tokenizers::Tokenizer>(value)
                 .map_err(|error| TokenizerError::Malformed(error.to_string()))
         };
-        Ok(Self {
-            with_added: parse(root)?,
-            without_added: parse(bare)?,
-        })
+        Ok(Self { with_added: parse(root)?, without_added: parse(bare)? })
     }
 
     pub(super) fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
@@ -155,6 +157,20 @@ impl OracleEncoder {
     fn encode(tokenizer: &tokenizers::Tokenizer, text: &str) -> Result<Vec<u32>, TokenizerError> {
         let encoding = tokenizer.encode_fast(text, false).map_err(encode_error)?;
         Ok(encoding.get_ids().to_vec())
+    }
+}
+
+/// The library numbers added tokens in a row behind the vocabulary, whatever ids the file gives them, unless the
+/// vocabulary has them already.
+fn keep_added_ids(root: &mut Value) {
+    let added = root["added_tokens"].as_array().cloned().unwrap_or_default();
+    let Some(vocab) = root["model"]["vocab"].as_object_mut() else {
+        return;
+    };
+    for token in added {
+        if let Some(text) = token["content"].as_str() {
+            vocab.insert(text.to_owned(), token["id"].clone());
+        }
     }
 }
 

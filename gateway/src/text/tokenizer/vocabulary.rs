@@ -32,9 +32,7 @@ impl Vocabulary {
         }
         let mut rows: Vec<Vec<u8>> = vec![Vec::new(); vocab_size as usize];
         let alphabet = byte_alphabet();
-        let vocab = root["model"]["vocab"]
-            .as_object()
-            .ok_or_else(|| malformed("model.vocab is not an object"))?;
+        let vocab = root["model"]["vocab"].as_object().ok_or_else(|| malformed("model.vocab is not an object"))?;
         for (token, id) in vocab {
             let row = row_mut(&mut rows, id, token)?;
             *row = token_bytes(token, &alphabet);
@@ -43,12 +41,12 @@ impl Vocabulary {
         let mut added = HashMap::new();
         let mut special = vec![false; rows.len()];
         for entry in root["added_tokens"].as_array().unwrap_or(&Vec::new()) {
-            let text = entry["content"]
-                .as_str()
-                .ok_or_else(|| malformed("an added token has no content"))?;
+            let text = entry["content"].as_str().ok_or_else(|| malformed("an added token has no content"))?;
             // An added token stands for its own text: it never went through the byte alphabet.
             *row_mut(&mut rows, &entry["id"], text)? = text.as_bytes().to_vec();
-            let Some(id) = as_id(&entry["id"]) else { continue };
+            let Some(id) = as_id(&entry["id"]) else {
+                continue;
+            };
             added.insert(text.to_owned(), id);
             special[id as usize] = entry["special"].as_bool().unwrap_or(false);
         }
@@ -61,13 +59,7 @@ impl Vocabulary {
             let end = u32::try_from(arena.len()).map_err(|_| malformed("the vocabulary exceeds 4 GiB"))?;
             starts.push(end);
         }
-        Ok(Self {
-            size: vocab_size,
-            added,
-            special: special.into(),
-            arena: arena.into(),
-            starts: starts.into(),
-        })
+        Ok(Self { size: vocab_size, added, special: special.into(), arena: arena.into(), starts: starts.into() })
     }
 
     pub(super) fn is_special(&self, id: u32) -> bool {
