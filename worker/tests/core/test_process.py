@@ -87,7 +87,7 @@ def test_get_tokenizer_streams_the_model_folders_files(client: Client, model_dir
 def test_health_and_reflection_are_served(client: Client) -> None:
     health = health_pb2_grpc.HealthStub(client.channel)
     for service in ("", "baleen.worker.v1.Worker"):
-        answer = health.Check(health_pb2.HealthCheckRequest(service=service))
+        answer = health.Check(health_pb2.HealthCheckRequest(service=service))  # pyright: ignore[reportAttributeAccessIssue]
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
     services = ProtoReflectionDescriptorDatabase(client.channel).get_services()
     assert {"baleen.worker.v1.Worker", "grpc.health.v1.Health"} <= set(services)
@@ -437,7 +437,8 @@ def test_a_supervised_worker_drains_and_waits_for_its_supervisor(model_dir: Path
         stream.read_until(lambda: len(stream.ended) == 2)
         assert stream.errors[2].code == pb.ERROR_CODE_UNAVAILABLE
         assert stream.tokens[1] == answer_to(info, [1, 2], 100)
-        status = health_pb2_grpc.HealthStub(client.channel).Check(health_pb2.HealthCheckRequest()).status
+        health = health_pb2_grpc.HealthStub(client.channel)
+        status = health.Check(health_pb2.HealthCheckRequest()).status  # pyright: ignore[reportAttributeAccessIssue]
         assert status == health_pb2.HealthCheckResponse.NOT_SERVING
         late = client.connect()
         assert late.draining
