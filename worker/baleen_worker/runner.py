@@ -94,9 +94,6 @@ def build_runner(config: WorkerConfig, *, on_progress: Callable[[int, int], None
 
 def empty_model(config: ModelConfig, numerics: Numerics, *, keep_fp8: bool) -> DeepseekForCausalLM:
     """The model without memory for its weights, which a loader then supplies."""
-    if not keep_fp8:
-        # Dequantised while loading, whatever the tile: the model itself holds no quantised matrix.
-        config = replace(config, quantization_config=None)
     with torch.device("meta"):
         return DeepseekForCausalLM(config, numerics, keep_fp8=keep_fp8)
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from baleen_worker.model.numerics import Numerics
     from baleen_worker.model_config import ModelConfig
 
+# As in the released code, the norms of the two latents keep this eps whatever rms_norm_eps of the config says.
+_LATENT_NORM_EPS = 1e-6
+
 
 class Attention(nn.Module):
     """MLA. With `q_lora_rank` the query goes through a latent of its own, which the indexer shares."""
@@ -43,12 +46,12 @@ class Attention(nn.Module):
         self.has_q_latent = config.q_lora_rank is not None
         if config.q_lora_rank is not None:
             self.q_a_proj = linear(config.hidden_size, config.q_lora_rank)
-            self.q_a_layernorm = RmsNorm(config.q_lora_rank, eps=config.rms_norm_eps)
+            self.q_a_layernorm = RmsNorm(config.q_lora_rank, eps=_LATENT_NORM_EPS)
             self.q_b_proj = linear(config.q_lora_rank, q_width)
         else:
             self.q_proj = linear(config.hidden_size, q_width)
         self.kv_a_proj_with_mqa = linear(config.hidden_size, self.latent_dim + self.rope_dim)
-        self.kv_a_layernorm = RmsNorm(self.latent_dim, eps=config.rms_norm_eps)
+        self.kv_a_layernorm = RmsNorm(self.latent_dim, eps=_LATENT_NORM_EPS)
         self.kv_b_proj = linear(self.latent_dim, self.num_heads * (self.nope_dim + self.value_dim))
         self.o_proj = linear(self.num_heads * self.value_dim, config.hidden_size)
         self.indexer = Indexer(config, numerics, layer=layer, keep_fp8=keep_fp8) if config.has_indexer else None

@@ -74,9 +74,10 @@ class DeepseekForCausalLM(nn.Module):
         attention_form: AttentionForm = AttentionForm.AUTO,
     ) -> None:
         super().__init__()
-        tile = (TILE, TILE) if config.quantization_config is None else config.quantization_config.weight_block_size
-        if tile != (TILE, TILE):
-            raise ValueError(f"weight_block_size {tile}: only tiles of {TILE} x {TILE} are served")
+        quantization = config.quantization_config
+        if keep_fp8 and quantization is not None and quantization.weight_block_size != (TILE, TILE):
+            tile = quantization.weight_block_size
+            raise ValueError(f"weight_block_size {tile}: only tiles of {TILE} x {TILE} are kept in FP8")
         self.config = config
         self.numerics = numerics
         self.attention_form = attention_form

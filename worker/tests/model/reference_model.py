@@ -139,7 +139,9 @@ class ReferenceModel:
         return x @ self.weights[name + ".weight"].T
 
     def norm(self, x: Tensor, name: str) -> Tensor:
-        return rms_norm(x, self.weights[name + ".weight"], self.eps)
+        # The norms of the two latents have an eps of their own.
+        eps = 1e-6 if name.endswith("_a_layernorm") else self.eps
+        return rms_norm(x, self.weights[name + ".weight"], eps)
 
     def index_scores(self, prefix: str, x: Tensor, q_latent: Tensor, angle: Tensor) -> Tensor:
         """x [T, hidden], q_latent [T, q_lora] -> scores [T, T], before the causal mask."""

@@ -88,6 +88,7 @@ OTHER_SHAPES: dict[str, Any] = {
     "topk_group": 1,
     "norm_topk_prob": False,
     "routed_scaling_factor": 1.0,
+    "rms_norm_eps": 1e-3,
     "rope_theta": 500000.0,
     "rope_scaling": None,
 }
