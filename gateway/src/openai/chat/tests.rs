@@ -119,7 +119,7 @@ fn values_out_of_range_are_refused_by_name() {
         ("frequency_penalty", json!([-2.1, 2.1])),
         ("presence_penalty", json!([-2.1, 2.1])),
         ("max_tokens", json!([-1, 0, 4097, 4294967296u64])),
-        ("max_completion_tokens", json!([-1, 4097])),
+        ("max_completion_tokens", json!([-1, 0, 4097])),
         ("min_tokens", json!([-1])),
         ("n", json!([0, -1, 129])),
         ("priority", json!([-1001, 1001])),
