@@ -128,7 +128,7 @@ pub struct FirstModel {
 
 impl FirstModel {
     #[must_use]
-    pub fn new(app: Arc<App>) -> Arc<dyn ModelGate> {
+    pub fn of(app: Arc<App>) -> Arc<dyn ModelGate> {
         Arc::new(Self { app, deciding: Mutex::new(()) })
     }
 

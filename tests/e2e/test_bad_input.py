@@ -26,13 +26,15 @@ def completion(**fields: Any) -> dict[str, Any]:
 
 TOO_HOT = json.dumps(chat()).encode()[:-1] + b', "temperature": 1e999}'
 
+NOT_A_NUMBER = json.dumps(chat()).encode()[:-1] + b', "temperature": NaN}'
+
 # (name, path, body, status, field the error must name)
 CASES: list[tuple[str, str, Body, int, str | None]] = [
     ("malformed JSON", CHAT, b'{"model": "micro", "messages": [', 400, None),
     ("not UTF-8", CHAT, b'{"model": "\xff"}', 400, None),
     ("not an object", CHAT, b"[1, 2]", 400, None),
     ("an empty body", COMPLETIONS, b"", 400, None),
-    ("NaN for a number", CHAT, b'{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}', 400, "temperature"),
+    ("NaN for a number", CHAT, NOT_A_NUMBER, 400, "temperature"),
     ("unknown model", CHAT, chat(model="gpt-oss"), 404, "model"),
     ("unknown model, completions", COMPLETIONS, completion(model="gpt-oss"), 404, "model"),
     ("model of a wrong type", CHAT, chat(model=7), 400, "model"),

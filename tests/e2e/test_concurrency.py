@@ -11,6 +11,8 @@ from harness.processes import Gateway, serve_arguments, wait_for
 
 MODEL = "micro"
 IN_USE = ("baleen_active_requests", "baleen_worker_running_requests", "baleen_worker_waiting_requests")
+# At 20 ms a step this outlasts every wait here: whoever keeps computing is found out.
+LONG = 15_000
 PAGES_IN_USE = "baleen_worker_used_kv_pages"
 
 
@@ -55,8 +57,7 @@ def test_sixty_four_streams_at_once_equal_each_alone(stack: Gateway) -> None:
 @pytest.mark.parametrize("choices", [1, 3])
 def test_a_client_that_leaves_mid_stream_frees_everything(slow_stack: Gateway, path: str, choices: int) -> None:
     wait_until_idle(slow_stack)
-    before = slow_stack.metrics()["baleen_output_tokens_total"]
-    options: dict[str, Any] = {"model": MODEL, "max_tokens": 2000, "n": choices, "stream": True}
+    options: dict[str, Any] = {"model": MODEL, "max_tokens": LONG, "n": choices, "stream": True}
     extra = {"ignore_eos": True}
     with slow_stack.client() as client:
         if path == "chat":
@@ -71,7 +72,6 @@ def test_a_client_that_leaves_mid_stream_frees_everything(slow_stack: Gateway, p
         assert held[PAGES_IN_USE] >= choices
         stream.close()
     wait_until_idle(slow_stack)
-    assert slow_stack.metrics()["baleen_output_tokens_total"] - before < 2000 * choices
 
 
 def _held(gateway: Gateway, choices: int) -> dict[str, float]:
@@ -85,7 +85,7 @@ def test_a_client_that_leaves_before_its_answer_frees_everything(slow_stack: Gat
     async def leave() -> None:
         async with slow_stack.async_client() as client:
             request = client.completions.create(
-                model=MODEL, prompt="Count the waves.", max_tokens=2000, extra_body={"ignore_eos": True}
+                model=MODEL, prompt="Count the waves.", max_tokens=LONG, extra_body={"ignore_eos": True}
             )
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(request, 1.0)
@@ -103,7 +103,7 @@ def test_more_work_than_pages_waits_its_turn(slow_stack: Gateway) -> None:
                 client.completions.create(
                     model=MODEL,
                     prompt=[7] * 15000,
-                    max_tokens=4,
+                    max_tokens=100,
                     temperature=0,
                     extra_body={"ignore_eos": True},
                 )

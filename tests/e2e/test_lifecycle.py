@@ -318,14 +318,15 @@ def test_a_killed_worker_ends_streams_cleanly_and_comes_back(start: Start, part:
     gateway = start(*serve_arguments("fake", "--fake-step-ms", "10"))
     before = answer_of(gateway)
     victim = gateway.worker_head() if part == "head" else gateway.worker_rank()
-    old_head = gateway.worker_head()
+    old = [gateway.worker_head(), gateway.worker_rank()]
     lines = raw_stream(gateway, victim.kill)
     assert "[DONE]" not in lines
     last = json.loads(lines[-1])
     assert set(last) == {"error"}
     assert last["error"]["message"]
     assert all("error" not in json.loads(line) for line in lines[:-1])
-    wait_for("a new worker runs", lambda: not is_alive(old_head) and gateway.is_ready())
+    wait_for("the old worker is gone, all of it", lambda: not any(is_alive(process) for process in old))
+    wait_for("a new worker runs", gateway.is_ready)
     assert answer_of(gateway) == before
     metrics = gateway.metrics()
     assert metrics["baleen_worker_used_kv_pages"] == 0

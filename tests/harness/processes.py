@@ -53,15 +53,19 @@ class Process:
     def __init__(self, command: list[str], *, env: dict[str, str] | None = None, cwd: Path | None = None) -> None:
         self._log = tempfile.NamedTemporaryFile(mode="w+b", suffix=".log")  # noqa: SIM115 - closed in close()
         clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "RUST_LOG")}
-        self.process = subprocess.Popen(
-            command,
-            cwd=cwd or ROOT,
-            env=clean | {"OMP_NUM_THREADS": "1"} | (env or {}),
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        try:
+            self.process = subprocess.Popen(
+                command,
+                cwd=cwd or ROOT,
+                env=clean | {"OMP_NUM_THREADS": "1"} | (env or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError:
+            self._log.close()
+            raise
 
     def __enter__(self) -> Self:
         return self

@@ -64,6 +64,7 @@ class Engine:
         self._outbox = outbox
         self._clock_ms = clock_ms
         self._step = 0
+        self._load = scheduler.load
 
     def run(self) -> None:
         """Turns for ever; sleeps on the inbox while there is nothing to do. Raises RunnerBrokenError."""
@@ -82,8 +83,10 @@ class Engine:
         if plan is not None:
             self._step = plan.step
             outputs += scheduler.commit(plan, self._execute(plan))
-        if outputs or plan is not None:
-            self._outbox.publish(StepDone(self._step, to_columns(outputs), scheduler.load))
+        load = scheduler.load
+        if outputs or load != self._load:
+            self._load = load
+            self._outbox.publish(StepDone(self._step, to_columns(outputs), load))
         if not scheduler.idle:
             assert plan is not None, "requests are live but no step can be planned"
         elif not was_idle:

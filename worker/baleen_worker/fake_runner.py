@@ -81,7 +81,7 @@ class FakeRunner:
     """Executes plans on tagged pages; see the module.
 
     `step_ms`: how long a step takes, 0 for no time. `eos_after`: (output index, token id) to say from that index on.
-    `poison_token_id`: a row that is fed it makes its step raise, in `collect` when `poison_in_collect`, else in
+    `poison_token_id`: a prompt that holds it makes its step raise, in `collect` when `poison_in_collect`, else in
     `launch` after half of its effects.
     """
 
@@ -137,7 +137,7 @@ class FakeRunner:
         return output
 
     def _raise_if_poisoned(self, row: PlannedRow) -> None:
-        if self._poison_token_id is not None and self._poison_token_id in row.token_ids:
+        if self._poison_token_id is not None and row.output_index == 0 and self._poison_token_id in row.token_ids:
             raise RuntimeError(f"the fake runner was fed its poison, token {self._poison_token_id}")
 
     def _bind(self, owner: _Owner, row: PlannedRow) -> str | None:

@@ -223,6 +223,7 @@ class _Head:
             match event:
                 case StepDone():
                     self._service.on_step(event)
+                    await asyncio.sleep(0)  # a rank that is ahead must not keep the streams from being written
                     if self._state.draining:
                         self._stop_when_drained()
                 case Flushed():

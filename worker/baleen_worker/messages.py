@@ -105,7 +105,7 @@ class StreamColumns(msgspec.Struct, array_like=True, gc=False):
 
 
 class StepDone(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """Everything that one turn of the engine changed. `step` is the last one executed."""
+    """Everything that one turn of the engine changed. `step` is the last one executed, also when this turn had none."""
 
     step: int
     streams: list[StreamColumns]

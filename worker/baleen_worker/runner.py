@@ -66,7 +66,7 @@ def build_runner(config: WorkerConfig, *, on_progress: Callable[[int, int], None
         index_hadamard=numerics.index_hadamard,
     )
     if device.type == "cpu":
-        _use_available_cores()
+        _leave_cores_to_others()
     free_before = _free_bytes(device)
     model, report = _load_model(config, model_config, numerics, device, on_progress)
     context_len = min(config.context_length or math.inf, model_config.max_position_embeddings)
@@ -261,10 +261,15 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
-def _use_available_cores() -> None:
-    """One thread for each core this process may use, unless the operator has chosen."""
-    if "OMP_NUM_THREADS" not in os.environ and hasattr(os, "sched_getaffinity"):
-        torch.set_num_threads(min(len(os.sched_getaffinity(0)), _MAX_CPU_THREADS))
+def _leave_cores_to_others() -> None:
+    """Half of the cores this process may use, unless the operator has chosen.
+
+    Threads of one operation wait for each other, so a core that the head or the gateway needs as well would hold up
+    all of them: on two busy cores, two threads are tens of times slower than one.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(min(max(cores // 2, 1), _MAX_CPU_THREADS))
 
 
 def _load_model(

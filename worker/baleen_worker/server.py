@@ -114,6 +114,8 @@ class WorkerService:
         if self._state.model is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the model is still being loaded")
         stream = self._streams.open()
+        # Headers go first and alone: a status must not overtake them when a stream ends before its first frame is out.
+        await context.send_initial_metadata(())
         try:
             await stream.serve(frames, context.write, lambda frame: self._handle(stream, frame))
         except StreamEndedError as ended:

@@ -1,7 +1,8 @@
 """The Connect streams of one head: numbering, pacing and end of each, and which keys are live on it.
 
-A stream's frames wait in a queue that only its own writer empties, so a slow gateway delays nobody else. A write that
-takes longer than STALL_S ends the stream. Knows nothing of what frames contain beyond their envelope.
+A stream's frames wait in a queue that only its own writer empties, so a slow gateway delays nobody else. When a frame
+has waited for STALL_S the stream ends, whether its reader stopped or is merely too slow: that also bounds the queue.
+Knows nothing of what frames contain beyond their envelope.
 """
 
 from __future__ import annotations
@@ -40,21 +41,22 @@ class Stream:
         self.number = number
         self.live: set[int] = set()
         self.welcomed = False
-        self._outgoing: deque[pb.WorkerFrame] = deque()
+        self._outgoing: deque[tuple[float, pb.WorkerFrame]] = deque()
         self._wake = asyncio.Event()
         self._sequence = 0
         self._last_load_s = 0.0
-        self._write_began_s: float | None = None
+        self._writing_since_s: float | None = None
         self._closing: StreamEndedError | None = None
         self._ended: asyncio.Future[StreamEndedError | None] = asyncio.get_running_loop().create_future()
 
     def send(self, frame: pb.WorkerFrame) -> None:
         """Queues a frame; the stream numbers it."""
+        now_s = time.monotonic()
         self._sequence += 1
         frame.sequence = self._sequence
         if frame.HasField("load"):
-            self._last_load_s = time.monotonic()
-        self._outgoing.append(frame)
+            self._last_load_s = now_s
+        self._outgoing.append((now_s, frame))
         self._wake.set()
 
     def wants_load(self) -> bool:
@@ -62,8 +64,8 @@ class Stream:
         return self.welcomed and time.monotonic() - self._last_load_s >= LOAD_INTERVAL_S
 
     def stalled(self) -> bool:
-        """Whether the gateway has not taken a frame for too long."""
-        return self._write_began_s is not None and time.monotonic() - self._write_began_s > STALL_S
+        """Whether a frame has waited too long for the gateway to take it."""
+        return self._writing_since_s is not None and time.monotonic() - self._writing_since_s > STALL_S
 
     def end(self, error: StreamEndedError | None) -> None:
         """Ends the stream now; frames that wait are lost with it. None: with status OK."""
@@ -117,9 +119,9 @@ class Stream:
         try:
             while True:
                 while self._outgoing:
-                    self._write_began_s = time.monotonic()
-                    await write(self._outgoing.popleft())
-                    self._write_began_s = None
+                    self._writing_since_s, frame = self._outgoing.popleft()
+                    await write(frame)
+                self._writing_since_s = None
                 if self._closing is not None:
                     self.end(self._closing)
                     return

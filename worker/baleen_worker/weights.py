@@ -13,6 +13,7 @@ import re
 import sys
 import zlib
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +37,8 @@ _SCALE_SUFFIX = "_scale_inv"
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 # Bytes of float32 that one step of dequantising holds beside the model.
 _SLAB_BYTES = 1 << 26
+# Bytes that are read before a file is opened anew.
+_MAX_MAPPED_BYTES = 1 << 27
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ def load_weights(
         file=sys.stderr,
         disable=not sys.stderr.isatty(),
     ) as bar:
-        for name, tensor in _read(plan, checkpoint, device):
+        for name, tensor in _read(plan, device):
             _assign(model, name, tensor)
             size = plan.sources[name].num_bytes
             done += size
@@ -241,12 +244,9 @@ def _is_redundant(name: str, misfits: set[str], config: ModelConfig) -> bool:
     return name.endswith(_SCALE_SUFFIX) and name.removesuffix(_SCALE_SUFFIX) in misfits
 
 
-def _read(plan: _Plan, checkpoint: Checkpoint, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """The tensors, file by file. A file stays mapped only while it is read, save for scales kept elsewhere."""
-    by_file: dict[Path, list[str]] = {}
-    for name, source in plan.sources.items():
-        by_file.setdefault(source.file, []).append(name)
-    for path, names in by_file.items():
+def _read(plan: _Plan, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """The tensors, file by file. Nothing stays mapped for long: pages that were read count as the process's memory."""
+    for path, names in _mappings(plan):
         with open_file(path) as file:
             for name in names:
                 source = plan.sources[name]
@@ -258,6 +258,21 @@ def _read(plan: _Plan, checkpoint: Checkpoint, device: torch.device) -> Iterator
                     assert plan.tile is not None
                     _dequantise(target, stored, _scales(source, path, file), plan.tile)
                 yield name, target
+
+
+def _mappings(plan: _Plan) -> Iterator[tuple[Path, list[str]]]:
+    """Which tensors to read each time a file is opened."""
+    for path, in_file in groupby(plan.sources, lambda name: plan.sources[name].file):
+        names: list[str] = []
+        num_bytes = 0
+        for name in in_file:
+            names.append(name)
+            num_bytes += plan.sources[name].num_bytes
+            if num_bytes >= _MAX_MAPPED_BYTES:
+                yield path, names
+                names, num_bytes = [], 0
+        if names:
+            yield path, names
 
 
 def _scales(source: _Source, path: Path, file: Any) -> Tensor:

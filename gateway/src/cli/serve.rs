@@ -108,7 +108,7 @@ impl Server {
         let (stop_http, http_stopped) = watch::channel(false);
         let (stop_worker, worker_stopped) = watch::channel(false);
         let http = tokio::spawn(listen::serve(listener, http::routes(app.clone()), http_stopped));
-        let mut tasks = app.pool.start(&FirstModel::new(app.clone()));
+        let mut tasks = app.pool.start(&FirstModel::of(app.clone()));
         tasks.push(tokio::spawn(upkeep(app.clone())));
         let (mut phases, mut supervisor) = (None, None);
         if let (Source::Local(worker), Some(slot)) = (&app.config.source, app.pool.slots().first()) {

@@ -273,12 +273,18 @@ impl Drop for Ticket {
     }
 }
 
-/// The worker's half of the stream.
+/// The worker's half of the stream. Dropping it ends the gateway's half and every request on it as well.
 #[derive(Debug)]
 pub struct Inbound {
     frames: Streaming<wire::WorkerFrame>,
     sequence: u64,
     link: Arc<Link>,
+}
+
+impl Drop for Inbound {
+    fn drop(&mut self) {
+        self.link.close(&Failure::unavailable("The stream to the worker was given up. Send the request again."));
+    }
 }
 
 impl Inbound {

@@ -310,7 +310,7 @@ mod tests {
     fn columns_that_do_not_fit_break_the_stream() {
         let spoil: [fn(&mut wire::StepFrame); 5] = [
             |step| step.token_ids.push(1),
-            |step| drop(step.cached_tokens.pop()),
+            |step| step.cached_tokens.clear(),
             |step| step.token_counts[0] = u32::MAX,
             |step| step.logprobs.as_mut().unwrap().rows[0] = 2,
             |step| step.logprobs.as_mut().unwrap().top_counts[0] = 3,

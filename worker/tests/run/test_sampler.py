@@ -67,7 +67,7 @@ PARAMS = st.fixed_dictionaries(
         "seed": st.integers(0, 2**64 - 1),
         "temperature": st.sampled_from([0.0, 0.3, 1.0, 2.5]),
         "top_k": st.sampled_from([0, 1, 2, 5, 1000]),
-        "top_p": st.sampled_from([0.05, 0.35, 0.9, 1.0]),
+        "top_p": st.sampled_from([0.0, 0.05, 0.35, 0.9, 1.0]),
         "min_p": st.sampled_from([0.0, 0.03, 0.6, 1.0]),
     }
 )

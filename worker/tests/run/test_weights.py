@@ -101,6 +101,13 @@ def test_slabs_do_not_show(tiny_v32: Tiny, tmp_path: Path, monkeypatch: pytest.M
     assert all(torch.equal(tensor, sliced[name]) for name, tensor in whole.items())
 
 
+def test_opening_files_anew_does_not_show(tiny_v32: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "_MAX_MAPPED_BYTES", 5000)
+    model, _, _ = load(tiny_v32.folder)
+    stored = tiny_v32.tensors()
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in model.state_dict().items())
+
+
 def test_golden_fp8_equals_the_op_and_can_be_kept() -> None:
     stored = load_file(GOLDEN_FP8 / "model.safetensors")
     model, _, _ = load(GOLDEN_FP8)

@@ -1,0 +1,281 @@
+//! A gateway on a free port in front of given workers, and a client that talks to it.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use baleen_gateway::app::App;
+use baleen_gateway::cli::serve::Server;
+use baleen_gateway::config::{Config, Limits, Source};
+use baleen_gateway::text::tokenizer::Tokenizer;
+use baleen_gateway::worker::wire;
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use crate::fake_worker::{Act, FakeWorker, micro_model, vocab_size};
+
+pub const CHAT: &str = "/v1/chat/completions";
+pub const COMPLETIONS: &str = "/v1/completions";
+
+/// Bound of every wait in these tests; none of them is about speed.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub struct Gateway {
+    pub address: SocketAddr,
+    pub app: Arc<App>,
+    server: Server,
+    client: Client<HttpConnector, Full<Bytes>>,
+}
+
+/// A whole answer.
+#[derive(Debug)]
+pub struct Reply {
+    pub status: StatusCode,
+    pub headers: http::HeaderMap,
+    pub body: Bytes,
+}
+
+impl Reply {
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("not JSON: {:?}", self.body))
+    }
+
+    /// The error object of an answer that must be one.
+    pub fn error(&self) -> Value {
+        let error = self.json()["error"].clone();
+        for field in ["message", "type", "param", "code"] {
+            assert!(error.get(field).is_some(), "{field} is missing in {error}");
+        }
+        error
+    }
+}
+
+/// The configuration of a gateway in front of `workers`.
+pub fn config(workers: Vec<String>) -> Config {
+    Config {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        limits: Limits { max_concurrent_requests: 64, max_body_bytes: 1 << 20 },
+        source: Source::Remote(workers),
+        served_model_name: None,
+        tokenizer: None,
+        drain_timeout: Duration::from_secs(10),
+        api_key_digest: None,
+    }
+}
+
+impl Gateway {
+    /// In front of one worker, and ready.
+    pub async fn start(worker: &FakeWorker) -> Self {
+        Self::start_with(worker, |_| {}).await
+    }
+
+    pub async fn start_with(worker: &FakeWorker, change: impl FnOnce(&mut Config)) -> Self {
+        let mut config = config(vec![worker.address.to_string()]);
+        change(&mut config);
+        let gateway = Self::start_unready(config).await;
+        gateway.until("the gateway is ready", |app| !app.pool.ready().is_empty()).await;
+        gateway
+    }
+
+    pub async fn start_unready(config: Config) -> Self {
+        let listener = TcpListener::bind(config.listen).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let app = App::new(config);
+        let server = Server::start(app.clone(), listener);
+        Self { address, app, server, client: Client::builder(TokioExecutor::new()).build_http() }
+    }
+
+    pub async fn until(&self, what: &str, condition: impl Fn(&App) -> bool) {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        while !condition(&self.app) {
+            assert!(tokio::time::Instant::now() < deadline, "still not so: {what}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Every permit is back.
+    pub async fn until_idle(&self) {
+        self.until("no request is in progress", |app| app.admission.active() == 0).await;
+    }
+
+    pub async fn send(&self, request: Request<Full<Bytes>>) -> Response<Incoming> {
+        tokio::time::timeout(PATIENCE, self.client.request(request)).await.expect("an answer in time").unwrap()
+    }
+
+    pub fn request(&self, method: Method, path: &str, body: impl Into<Bytes>) -> Request<Full<Bytes>> {
+        Request::builder()
+            .method(method)
+            .uri(format!("http://{}{path}", self.address))
+            .header("content-type", "application/json")
+            .body(Full::new(body.into()))
+            .unwrap()
+    }
+
+    pub async fn collect(&self, request: Request<Full<Bytes>>) -> Reply {
+        let response = self.send(request).await;
+        let (parts, body) = response.into_parts();
+        let body = tokio::time::timeout(PATIENCE, body.collect()).await.expect("a whole answer in time").unwrap();
+        Reply { status: parts.status, headers: parts.headers, body: body.to_bytes() }
+    }
+
+    pub async fn get(&self, path: &str) -> Reply {
+        self.collect(self.request(Method::GET, path, "")).await
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> Reply {
+        self.collect(self.request(Method::POST, path, body.to_string())).await
+    }
+
+    /// The answer's JSON; it must be a success.
+    pub async fn ask(&self, path: &str, body: &Value) -> Value {
+        let reply = self.post(path, body).await;
+        assert_eq!(reply.status, StatusCode::OK, "{:?}", reply.body);
+        reply.json()
+    }
+
+    /// Opens a stream.
+    pub async fn stream(&self, path: &str, body: &Value) -> Events {
+        let response = self.send(self.request(Method::POST, path, body.to_string())).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert!(response.headers()["content-type"].to_str().unwrap().starts_with("text/event-stream"));
+        Events { body: response.into_body(), buffer: Vec::new(), comments: 0 }
+    }
+
+    /// Value of a sample of /metrics, labels summed up.
+    pub async fn metric(&self, name: &str) -> f64 {
+        let text = self.get("/metrics").await.body;
+        let text = std::str::from_utf8(&text).unwrap().to_owned();
+        let of_name = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{']));
+        text.lines().filter(of_name).map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+    }
+
+    pub async fn drain(&self) {
+        self.server.drain().await;
+    }
+
+    pub async fn stop(self) {
+        self.server.stop().await;
+    }
+}
+
+/// Server-sent events of a stream. Dropping it closes the connection.
+pub struct Events {
+    body: Incoming,
+    buffer: Vec<u8>,
+    pub comments: usize,
+}
+
+impl Events {
+    /// Data of the next event; `None` at the end of the stream.
+    pub async fn next(&mut self) -> Option<String> {
+        loop {
+            if let Some(end) = self.buffer.windows(2).position(|pair| pair == b"\n\n") {
+                let event: Vec<u8> = self.buffer.drain(..end + 2).collect();
+                let event = String::from_utf8(event).expect("events are UTF-8");
+                if event.starts_with(':') {
+                    self.comments += 1;
+                    continue;
+                }
+                return Some(event.strip_prefix("data: ").expect("an event is data").trim_end().to_owned());
+            }
+            let frame = tokio::time::timeout(PATIENCE, self.body.frame()).await.expect("an event in time");
+            match frame {
+                Some(Ok(frame)) => self.buffer.extend_from_slice(frame.data_ref().unwrap()),
+                Some(Err(error)) => panic!("the stream broke: {error}"),
+                None => {
+                    assert!(self.buffer.is_empty(), "half an event at the end: {:?}", self.buffer);
+                    return None;
+                }
+            }
+        }
+    }
+
+    pub async fn next_json(&mut self) -> Value {
+        let event = self.next().await.expect("an event");
+        serde_json::from_str(&event).unwrap_or_else(|_| panic!("not JSON: {event}"))
+    }
+
+    /// Every event that is left; the last one tells whether the stream ended well.
+    pub async fn rest(mut self) -> Vec<String> {
+        let mut events = Vec::new();
+        while let Some(event) = self.next().await {
+            events.push(event);
+        }
+        events
+    }
+
+    /// Chunks up to `[DONE]`, which must come.
+    pub async fn chunks(self) -> Vec<Value> {
+        let mut events = self.rest().await;
+        assert_eq!(events.pop().as_deref(), Some("[DONE]"), "{events:?}");
+        events.iter().map(|event| serde_json::from_str(event).unwrap()).collect()
+    }
+}
+
+/// Text of all deltas of a choice of a chat stream.
+pub fn content(chunks: &[Value], index: u64) -> String {
+    deltas(chunks, index).filter_map(|delta| delta["content"].as_str().map(str::to_owned)).collect()
+}
+
+pub fn deltas(chunks: &[Value], index: u64) -> impl Iterator<Item = Value> {
+    let choices = chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap().clone());
+    choices
+        .filter(move |choice| choice["index"] == index)
+        .map(|choice| choice["delta"].clone())
+        .collect::<Vec<_>>()
+        .into_iter()
+}
+
+pub fn finish_reasons(chunks: &[Value]) -> Vec<String> {
+    let choices = chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap().clone());
+    choices.filter_map(|choice| choice["finish_reason"].as_str().map(str::to_owned)).collect()
+}
+
+pub fn hello(more: &Value) -> Value {
+    with(json!({"messages": [{"role": "user", "content": "hello"}]}), more)
+}
+
+pub fn prompt(more: &Value) -> Value {
+    with(json!({"prompt": "hello"}), more)
+}
+
+pub fn with(mut body: Value, more: &Value) -> Value {
+    for (name, value) in more.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    body
+}
+
+/// The built-in model's tokenizer.
+pub fn tokenizer() -> &'static Tokenizer {
+    static TOKENIZER: OnceLock<Tokenizer> = OnceLock::new();
+    TOKENIZER.get_or_init(|| {
+        let json = std::fs::read(micro_model().join("tokenizer.json")).unwrap();
+        Tokenizer::from_json(&json, vocab_size()).unwrap()
+    })
+}
+
+/// Token ids of a text.
+pub fn ids(text: &str) -> Vec<u32> {
+    tokenizer().encode_raw(text).unwrap()
+}
+
+/// A script that says `text` one token a step and ends with the end-of-sequence token.
+pub fn say(text: &str) -> Vec<Act> {
+    let mut acts: Vec<Act> = ids(text).into_iter().map(|id| Act::Tokens(vec![id])).collect();
+    acts.push(Act::Last(1, wire::FinishReason::Stop));
+    acts
+}
+
+/// A script that never ends by itself: one token, a pause, one token, …
+pub fn babble() -> Vec<Act> {
+    let token = ids(" sea")[0];
+    (0..2000).flat_map(|_| [Act::Tokens(vec![token]), Act::Wait(Duration::from_millis(5))]).collect()
+}
