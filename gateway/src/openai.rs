@@ -17,3 +17,6 @@ pub use error::{ErrorObject, InvalidRequest, RejectKind};
 pub use generation::{GenerationSpec, ModelFacts, StreamSpec};
 pub use limits::Limits;
 pub use sampling::SamplingSpec;
+
+#[cfg(test)]
+mod tests;

@@ -128,4 +128,6 @@ impl OutputFold {
 }
 
 #[cfg(test)]
+mod cost;
+#[cfg(test)]
 mod tests;

@@ -57,9 +57,11 @@ impl ChatRequest {
         let (messages, prefix) = messages::validate(self.messages)?;
         let continue_final = prefix || self.continue_final_message.unwrap_or(false);
         let logprobs = chat_logprobs(limits, self.logprobs, self.top_logprobs)?;
+        let max_tokens_param = self.fields.sampling.max_tokens_param();
         let mut generation = self.fields.validate(limits, model)?;
         if generation.sampling.max_tokens == Some(0) {
-            return Err(InvalidRequest::field("max_tokens", "'max_tokens' must be at least 1."));
+            let message = format!("'{max_tokens_param}' must be at least 1.");
+            return Err(InvalidRequest::field(max_tokens_param, message));
         }
         generation.sampling.logprobs = logprobs;
         if let Some(budget) = thinking.budget {

@@ -26,13 +26,15 @@ fn explain<'de, T: Deserialize<'de>>(body: &'de [u8], first: &serde_json::Error)
         return malformed();
     };
     let path = error.path().to_string();
+    let is_root = path == ".";
     let message = without_position(&error.inner().to_string());
-    // Spellings such as NaN are no JSON, but they do have a place in the request.
-    let is_value = error.inner().is_data() || ["number out of range", "expected value"].contains(&message.as_str());
-    if !is_value {
-        return malformed();
+    // A number beyond double precision is sound JSON, though the parser does not say so.
+    if !error.inner().is_data() && message != "number out of range" {
+        // Spellings such as NaN are no JSON, but they do have a place in the request.
+        let param = (!is_root).then_some(path);
+        return InvalidRequest { param, ..malformed() };
     }
-    if path == "." {
+    if is_root {
         return InvalidRequest::body(format!("The request body is wrong: {message}."));
     }
     InvalidRequest::field(&path, format!("Invalid value for '{path}': {message}."))

@@ -76,6 +76,11 @@ impl SamplingFields {
         Ok(true)
     }
 
+    /// The name under which the request bounds its output; the newer one counts when both are there.
+    pub(super) fn max_tokens_param(&self) -> &'static str {
+        if self.max_completion_tokens.is_some() { "max_completion_tokens" } else { "max_tokens" }
+    }
+
     /// Checks every field. `logprobs` and `prompt_logprobs` differ between the endpoints and are left to them.
     pub(super) fn validate(self, limits: &Limits, model: &ModelFacts) -> Result<SamplingSpec, InvalidRequest> {
         let single = |limit: &super::limits::Limit, param: &str, value: Option<Float>| {
@@ -84,10 +89,8 @@ impl SamplingFields {
         let unsigned = |limit: &super::limits::Limit, param: &str, value: Option<Integer>| {
             value.map(|Integer(value)| limit.check_u32(param, value)).transpose()
         };
-        let (max_param, max_tokens) = match self.max_completion_tokens {
-            Some(value) => ("max_completion_tokens", Some(value)),
-            None => ("max_tokens", self.max_tokens),
-        };
+        let max_param = self.max_tokens_param();
+        let max_tokens = self.max_completion_tokens.or(self.max_tokens);
         let max_tokens = unsigned(&limits.max_tokens, max_param, max_tokens)?;
         if let Some(max_tokens) = max_tokens.filter(|max| *max > model.context_len) {
             let message =

@@ -109,7 +109,8 @@ pub(super) fn validate(messages: Option<Vec<WireMessage>>) -> Result<(Vec<Messag
         if asks_prefix {
             if index != last || message.role != Role::Assistant {
                 let param = format!("messages[{index}].prefix");
-                return Err(InvalidRequest::field(param, "Only a final assistant message can have 'prefix': true."));
+                let text = format!("'{param}' is only allowed on a final assistant message.");
+                return Err(InvalidRequest::field(param, text));
             }
             prefix = true;
         }

@@ -1,1 +1,397 @@
+#![expect(clippy::unwrap_used, reason = "tests")]
 
+use serde_json::{Value, json};
+
+use super::{ChatRequest, ChatSpec};
+use crate::chat::encode::{Ending, Role};
+use crate::openai::error::{InvalidRequest, RejectKind};
+use crate::openai::generation::{ModelFacts, StreamSpec};
+use crate::openai::limits::Limits;
+
+const MODEL: ModelFacts = ModelFacts { vocab_size: 1000, context_len: 4096, thinks_by_default: false };
+
+fn submit(body: &str) -> Result<ChatSpec, InvalidRequest> {
+    ChatRequest::parse(body.as_bytes())?.validate(&Limits::load().unwrap(), &MODEL)
+}
+
+/// A sound request with these fields added or replaced.
+fn with(fields: Value) -> Result<ChatSpec, InvalidRequest> {
+    let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+    for (name, value) in fields.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    submit(&body.to_string())
+}
+
+fn messages(messages: Value) -> Result<ChatSpec, InvalidRequest> {
+    with(json!({ "messages": messages }))
+}
+
+#[track_caller]
+fn refused(result: Result<ChatSpec, InvalidRequest>, status: u16, param: &str) {
+    let error = result.unwrap_err();
+    assert_eq!(error.status(), status, "{error}");
+    assert_eq!(error.param.as_deref(), Some(param), "{error}");
+    if status == 400 || status == 501 {
+        assert!(error.message.contains(param), "the message names the field: {error}");
+    }
+}
+
+#[test]
+fn a_bare_request_takes_every_default() {
+    let request = ChatRequest::parse(br#"{"messages": [{"role": "user", "content": "hi"}]}"#).unwrap();
+    assert_eq!(request.model(), None);
+    let spec = with(json!({})).unwrap();
+    assert_eq!(spec.messages[0].content, "hi");
+    assert!(!spec.encode.thinking);
+    assert_eq!(spec.encode.ending, Ending::OpenTurn);
+    let generation = spec.generation;
+    assert_eq!(generation.sampling, crate::openai::SamplingSpec::default());
+    assert_eq!((generation.n, generation.stream, generation.default_max_tokens), (1, None, None));
+    assert!(generation.skip_special_tokens && !generation.include_stop && !generation.return_token_ids);
+    assert!(generation.stop.is_empty());
+}
+
+#[test]
+fn null_is_absent_and_unknown_fields_are_ignored() {
+    let spec = with(json!({
+        "temperature": null, "max_tokens": null, "stop": null, "stream": null, "stream_options": null, "n": null,
+        "logprobs": null, "top_logprobs": null, "tools": null, "tool_choice": null, "response_format": null,
+        "logit_bias": null, "seed": null, "thinking": null, "chat_template_kwargs": null, "reasoning_effort": null,
+        "custom_logit_processor": null, "regex": null,
+        "user": "u", "metadata": {"a": [1.5, {}]}, "store": true, "service_tier": "auto", "nonsense": [[1e300]],
+    }));
+    assert_eq!(spec.unwrap().generation.sampling, crate::openai::SamplingSpec::default());
+}
+
+#[test]
+fn every_sampling_field_arrives() {
+    let spec = with(json!({
+        "max_tokens": 5, "max_completion_tokens": 7, "min_tokens": 2, "temperature": 0.5, "top_p": 0.25, "top_k": -1,
+        "min_p": 0.125, "repetition_penalty": 1.5, "frequency_penalty": -2, "presence_penalty": 2,
+        "logit_bias": {"7": -100, "999": 0.5}, "seed": -1, "stop_token_ids": [3, 999], "ignore_eos": true,
+        "logprobs": true, "top_logprobs": 20, "thinking_budget": 9,
+    }));
+    let sampling = spec.unwrap().generation.sampling;
+    let expected = crate::openai::SamplingSpec {
+        max_tokens: Some(7),
+        min_tokens: Some(2),
+        temperature: Some(0.5),
+        top_p: Some(0.25),
+        top_k: Some(0),
+        min_p: Some(0.125),
+        repetition_penalty: Some(1.5),
+        frequency_penalty: Some(-2.0),
+        presence_penalty: Some(2.0),
+        logit_bias: vec![(7, -100.0), (999, 0.5)],
+        seed: Some(u64::MAX),
+        stop_token_ids: vec![3, 999],
+        ignore_eos: Some(true),
+        logprobs: Some(20),
+        prompt_logprobs: None,
+        thinking_budget: Some(9),
+    };
+    assert_eq!(sampling, expected);
+}
+
+#[test]
+fn seeds_are_all_integers_of_64_bits() {
+    let seed = |text: &str| {
+        let body = format!(r#"{{"messages": [{{"role": "user", "content": "hi"}}], "seed": {text}}}"#);
+        submit(&body).map(|spec| spec.generation.sampling.seed.unwrap())
+    };
+    assert_eq!(seed("0").unwrap(), 0);
+    assert_eq!(seed("18446744073709551615").unwrap(), u64::MAX);
+    assert_eq!(seed("-9223372036854775808").unwrap(), 1 << 63);
+    for bad in ["18446744073709551616", "-9223372036854775809", "1.0", "\"1\"", "true"] {
+        assert_eq!(seed(bad).unwrap_err().param.as_deref(), Some("seed"), "{bad}");
+    }
+}
+
+#[test]
+fn values_out_of_range_are_refused_by_name() {
+    for (field, values) in [
+        ("temperature", json!([-0.1, 2.01, 1e300])),
+        ("top_p", json!([0, -1, 1.01, 1e-60])),
+        ("top_k", json!([-2, 4294967296u64])),
+        ("min_p", json!([-0.1, 1.1])),
+        ("repetition_penalty", json!([0, -1, 10.5])),
+        ("frequency_penalty", json!([-2.1, 2.1])),
+        ("presence_penalty", json!([-2.1, 2.1])),
+        ("max_tokens", json!([-1, 0, 4097, 4294967296u64])),
+        ("max_completion_tokens", json!([-1, 0, 4097])),
+        ("min_tokens", json!([-1])),
+        ("n", json!([0, -1, 129])),
+        ("priority", json!([-1001, 1001])),
+        ("deadline_ms", json!([0, -5, 86400001])),
+        ("thinking_budget", json!([-1])),
+    ] {
+        for value in values.as_array().unwrap() {
+            refused(with(json!({ field: value })), 400, field);
+        }
+    }
+    refused(with(json!({"min_tokens": 5, "max_tokens": 4})), 400, "min_tokens");
+    refused(with(json!({"cache_salt": "x".repeat(257)})), 400, "cache_salt");
+}
+
+#[test]
+fn what_is_no_json_number_is_refused_by_name() {
+    for bad in ["NaN", "-NaN", "Infinity", "-Infinity", "1e999", "\"hot\"", "[1]", "{}", "true"] {
+        let body = format!(r#"{{"messages": [{{"role": "user", "content": "hi"}}], "temperature": {bad}, "n": 1}}"#);
+        let error = submit(&body).unwrap_err();
+        assert_eq!((error.status(), error.param.as_deref()), (400, Some("temperature")), "{bad}: {error}");
+    }
+}
+
+#[test]
+fn wrong_types_are_refused_by_name() {
+    for (field, value) in [
+        ("model", json!(3)),
+        ("messages", json!("hi")),
+        ("messages", json!({})),
+        ("max_tokens", json!("5")),
+        ("max_tokens", json!(5.0)),
+        ("temperature", json!("hot")),
+        ("top_k", json!(1.5)),
+        ("n", json!("2")),
+        ("seed", json!([1])),
+        ("stream", json!("yes")),
+        ("stop", json!(5)),
+        ("stop", json!({"a": 1})),
+        ("logit_bias", json!([1])),
+        ("stop_token_ids", json!(7)),
+        ("ignore_eos", json!(1)),
+        ("logprobs", json!(5)),
+        ("top_logprobs", json!(true)),
+        ("tools", json!({})),
+        ("tool_choice", json!("maybe")),
+        ("tool_choice", json!(3)),
+        ("response_format", json!("text")),
+        ("stream_options", json!(true)),
+        ("thinking", json!("enabled")),
+        ("reasoning_effort", json!(3)),
+        ("cache_salt", json!(3)),
+    ] {
+        refused(with(json!({ field: value })), 400, field);
+    }
+    refused(with(json!({"stop": ["a", 5]})), 400, "stop[1]");
+    refused(with(json!({"stop_token_ids": [1, "x"]})), 400, "stop_token_ids[1]");
+    refused(
+        with(json!({"stream": true, "stream_options": {"include_usage": "yes"}})),
+        400,
+        "stream_options.include_usage",
+    );
+    refused(with(json!({"logit_bias": {"7": "x"}})), 400, "logit_bias.7");
+    refused(with(json!({"logit_bias": {"seven": 1}})), 400, "logit_bias");
+    refused(with(json!({"chat_template_kwargs": {"thinking": "on"}})), 400, "chat_template_kwargs.thinking");
+    refused(with(json!({"response_format": {}})), 400, "response_format");
+    refused(with(json!({"response_format": {"type": "yaml"}})), 400, "response_format");
+}
+
+#[test]
+fn a_body_that_is_no_object_is_refused() {
+    for bad in ["", "{", "{\"messages\": [", "nul", "[]", "3", "\"x\"", "{} {}", "{\"messages\" []}", "\u{feff}{}"] {
+        let error = submit(bad).unwrap_err();
+        assert_eq!((error.status(), error.param.as_deref()), (400, None), "{bad}: {error}");
+    }
+    let deep = format!("{{\"messages\": {}", "[".repeat(100_000));
+    assert_eq!(submit(&deep).unwrap_err().status(), 400);
+    assert_eq!(ChatRequest::parse(b"{\"model\": \"\xff\"}").unwrap_err().status(), 400);
+}
+
+#[test]
+fn a_quoted_value_is_cut_short() {
+    let error = with(json!({"temperature": "x".repeat(100_000)})).unwrap_err();
+    assert!(error.message.len() < 500, "{}", error.message.len());
+}
+
+#[test]
+fn token_ids_must_exist() {
+    refused(with(json!({"logit_bias": {"1000": 1}})), 400, "logit_bias.1000");
+    refused(with(json!({"logit_bias": {"5": 101}})), 400, "logit_bias.5");
+    refused(with(json!({"stop_token_ids": [1, 1000]})), 400, "stop_token_ids[1]");
+    refused(with(json!({"stop_token_ids": [-1]})), 400, "stop_token_ids[0]");
+    refused(with(json!({"stop_token_ids": vec![1; 65]})), 400, "stop_token_ids");
+    let biases: serde_json::Map<String, Value> = (0..301).map(|id| (id.to_string(), json!(1))).collect();
+    refused(with(json!({ "logit_bias": biases })), 400, "logit_bias");
+}
+
+#[test]
+fn stop_is_a_string_or_a_list() {
+    assert!(!with(json!({"stop": "x"})).unwrap().generation.stop.is_empty());
+    assert!(with(json!({"stop": []})).unwrap().generation.stop.is_empty());
+    assert!(with(json!({"stop": vec!["x"; 16]})).is_ok());
+    refused(with(json!({"stop": vec!["x"; 17]})), 400, "stop");
+    refused(with(json!({"stop": ["x", ""]})), 400, "stop");
+    refused(with(json!({"stop": ""})), 400, "stop");
+    assert!(with(json!({"stop": "x", "include_stop_str_in_output": true})).unwrap().generation.include_stop);
+}
+
+#[test]
+fn stream_options_need_a_stream() {
+    refused(with(json!({"stream_options": {"include_usage": true}})), 400, "stream_options");
+    refused(with(json!({"stream": false, "stream_options": {}})), 400, "stream_options");
+    let stream = |fields| with(fields).unwrap().generation.stream;
+    assert_eq!(stream(json!({"stream": true})), Some(StreamSpec::default()));
+    let options = json!({"include_usage": true, "continuous_usage_stats": true});
+    let both = StreamSpec { include_usage: true, continuous_usage: true };
+    assert_eq!(stream(json!({"stream": true, "stream_options": options})), Some(both));
+}
+
+#[test]
+fn top_logprobs_need_logprobs() {
+    let logprobs = |fields| with(fields).unwrap().generation.sampling.logprobs;
+    assert_eq!(logprobs(json!({"logprobs": true})), Some(0));
+    assert_eq!(logprobs(json!({"logprobs": true, "top_logprobs": 3})), Some(3));
+    assert_eq!(logprobs(json!({"logprobs": false})), None);
+    assert_eq!(logprobs(json!({"top_logprobs": 0})), None);
+    refused(with(json!({"top_logprobs": 3})), 400, "top_logprobs");
+    refused(with(json!({"logprobs": false, "top_logprobs": 3})), 400, "top_logprobs");
+    refused(with(json!({"logprobs": true, "top_logprobs": 21})), 400, "top_logprobs");
+    refused(with(json!({"logprobs": true, "top_logprobs": -1})), 400, "top_logprobs");
+}
+
+#[test]
+fn what_is_not_built_is_refused_by_name() {
+    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+    refused(with(json!({"tools": tools})), 501, "tools");
+    refused(with(json!({"tools": tools, "tool_choice": "auto"})), 501, "tool_choice");
+    refused(with(json!({"tool_choice": "required"})), 501, "tool_choice");
+    refused(with(json!({"tool_choice": {"type": "function", "function": {"name": "f"}}})), 501, "tool_choice");
+    refused(with(json!({"response_format": {"type": "json_object"}})), 501, "response_format");
+    refused(with(json!({"response_format": {"type": "json_schema", "json_schema": {}}})), 501, "response_format");
+    refused(with(json!({"functions": [{"name": "f"}]})), 501, "functions");
+    refused(with(json!({"regex": "a+"})), 501, "regex");
+    refused(with(json!({"guided_json": {"type": "object"}})), 501, "guided_json");
+    refused(with(json!({"use_beam_search": true})), 501, "use_beam_search");
+    assert!(with(json!({"tools": tools, "tool_choice": "none"})).is_ok());
+    assert!(with(json!({"tools": [], "response_format": {"type": "text"}, "use_beam_search": false})).is_ok());
+    refused(with(json!({"custom_logit_processor": "import os"})), 400, "custom_logit_processor");
+}
+
+#[test]
+fn messages_are_required_and_checked() {
+    refused(submit("{}"), 400, "messages");
+    refused(messages(json!(null)), 400, "messages");
+    refused(messages(json!([])), 400, "messages");
+    refused(messages(json!([{"content": "x"}])), 400, "messages[0].role");
+    refused(messages(json!([{"role": "moderator", "content": "x"}])), 400, "messages[0].role");
+    refused(messages(json!([{"role": "User", "content": "x"}])), 400, "messages[0].role");
+    refused(messages(json!([{"role": 3, "content": "x"}])), 400, "messages[0].role");
+    refused(messages(json!([{"role": "user"}])), 400, "messages[0].content");
+    refused(messages(json!([{"role": "user", "content": 3}])), 400, "messages[0].content");
+    refused(messages(json!([{"role": "user", "content": {"text": "x"}}])), 400, "messages[0].content");
+    refused(messages(json!([{"role": "user", "content": "a"}, 7])), 400, "messages[1]");
+    for role in ["tool", "developer", "function"] {
+        let error = messages(json!([{"role": role, "content": "x", "tool_call_id": "c"}])).unwrap_err();
+        assert_eq!((error.kind, error.param.as_deref()), (RejectKind::NotImplemented, Some("messages[0].role")));
+        assert!(error.message.contains(role), "{error}");
+    }
+    let call = json!([{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]);
+    let history = json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": null, "tool_calls": call}]);
+    refused(messages(history), 501, "messages[1].tool_calls");
+}
+
+#[test]
+fn content_is_text_parts_or_null() {
+    let content = |value: Value| {
+        messages(json!([{"role": "user", "content": value}])).map(|spec| spec.messages[0].content.clone())
+    };
+    assert_eq!(content(json!("a")).unwrap(), "a");
+    assert_eq!(content(json!(null)).unwrap(), "");
+    assert_eq!(content(json!([])).unwrap(), "");
+    let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "", "cache_control": {}}, {"type": "text", "text": "b"}]);
+    assert_eq!(content(parts).unwrap(), "a\n\n\n\nb");
+    let image = content(json!([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]));
+    let error = image.unwrap_err();
+    assert_eq!(error.param.as_deref(), Some("messages[0].content[1]"));
+    assert!(error.message.contains("image_url"), "{error}");
+    assert_eq!(content(json!([{"type": "text"}])).unwrap_err().param.as_deref(), Some("messages[0].content[0]"));
+    assert_eq!(content(json!(["a"])).unwrap_err().param.as_deref(), Some("messages[0].content[0]"));
+    let nothing = messages(json!([{"role": "assistant", "reasoning_content": "r"}, {"role": "user", "content": "q"}]));
+    assert_eq!(nothing.unwrap().messages[0].content, "");
+}
+
+#[test]
+fn history_keeps_its_reasoning_under_either_name() {
+    let spec = messages(json!([
+        {"role": "system", "content": "s", "name": "n"},
+        {"role": "assistant", "content": "a", "reasoning_content": "one", "reasoning": "two"},
+        {"role": "assistant", "content": "b", "reasoning": "three", "refusal": null},
+        {"role": "user", "content": "q"},
+    ]));
+    let messages = spec.unwrap().messages;
+    assert_eq!(messages[0].role, Role::System);
+    assert_eq!((messages[1].reasoning.as_str(), messages[2].reasoning.as_str()), ("one", "three"));
+}
+
+#[test]
+fn only_the_last_assistant_message_may_be_a_prefix() {
+    let user = json!({"role": "user", "content": "q"});
+    let prefix = json!({"role": "assistant", "content": "a", "prefix": true});
+    assert_eq!(messages(json!([user, prefix])).unwrap().encode.ending, Ending::ContinueFinal);
+    refused(messages(json!([prefix, user])), 400, "messages[0].prefix");
+    refused(messages(json!([{"role": "user", "content": "q", "prefix": true}])), 400, "messages[0].prefix");
+    let flagged =
+        with(json!({"continue_final_message": true, "messages": [user, {"role": "assistant", "content": "a"}]}));
+    assert_eq!(flagged.unwrap().encode.ending, Ending::ContinueFinal);
+}
+
+#[test]
+fn a_switch_wins_over_an_effort_and_an_effort_over_the_default() {
+    let thinks = |fields: Value| with(fields).unwrap().encode.thinking;
+    for on in [
+        json!({"thinking": {"type": "enabled"}}),
+        json!({"chat_template_kwargs": {"thinking": true, "other": [1.5]}}),
+        json!({"chat_template_kwargs": {"enable_thinking": true}}),
+        json!({"reasoning_effort": "low"}),
+        json!({"reasoning": {"enabled": true, "effort": "none"}}),
+        json!({"reasoning": {"effort": "high"}}),
+        json!({"thinking": {"type": "enabled"}, "chat_template_kwargs": {"thinking": false}, "reasoning_effort": "none"}),
+    ] {
+        assert!(thinks(on.clone()), "{on}");
+    }
+    for off in [
+        json!({"thinking": {"type": "disabled"}, "reasoning_effort": "high"}),
+        json!({"chat_template_kwargs": {"thinking": false}, "reasoning_effort": "high"}),
+        json!({"reasoning_effort": "none"}),
+        json!({"thinking": {}}),
+    ] {
+        assert!(!thinks(off.clone()), "{off}");
+    }
+    refused(with(json!({"thinking": {"type": "auto"}})), 400, "thinking.type");
+    refused(with(json!({"reasoning_effort": "huge"})), 400, "reasoning_effort");
+    let by_default = ModelFacts { thinks_by_default: true, ..MODEL };
+    let limits = Limits::load().unwrap();
+    let parse = |body: &[u8]| ChatRequest::parse(body).unwrap().validate(&limits, &by_default).unwrap();
+    assert!(parse(br#"{"messages": [{"role": "user", "content": "q"}]}"#).encode.thinking);
+    let off = br#"{"messages": [{"role": "user", "content": "q"}], "thinking": {"type": "disabled"}}"#;
+    assert!(!parse(off).encode.thinking);
+}
+
+#[test]
+fn a_thinking_budget_comes_from_either_field() {
+    let budget = |fields: Value| with(fields).unwrap().generation.sampling.thinking_budget;
+    assert_eq!(budget(json!({"thinking": {"type": "enabled", "budget_tokens": 12}})), Some(12));
+    assert_eq!(budget(json!({"thinking": {"type": "enabled", "budget_tokens": 12}, "thinking_budget": 5})), Some(5));
+    refused(with(json!({"thinking": {"type": "enabled", "budget_tokens": -1}})), 400, "thinking.budget_tokens");
+}
+
+#[test]
+fn of_a_repeated_field_the_last_counts() {
+    let body = r#"{"messages": [{"role": "user", "content": "q"}], "n": 2, "n": 3}"#;
+    assert_eq!(submit(body).unwrap().generation.n, 3);
+}
+
+#[test]
+fn prompt_and_answer_share_the_context() {
+    let fit = |fields: Value, prompt_len| with(fields).unwrap().generation.fit_context(prompt_len, "messages", &MODEL);
+    assert_eq!(fit(json!({}), 96), Ok(4000));
+    assert_eq!(fit(json!({"max_tokens": 4000}), 96), Ok(4000));
+    for (fields, prompt_len) in [(json!({"max_tokens": 4000}), 97), (json!({}), 4096), (json!({}), 1 << 40)] {
+        let error = fit(fields, prompt_len).unwrap_err();
+        assert_eq!(error.code, Some("context_length_exceeded"), "{error}");
+        assert_eq!(error.param.as_deref(), Some("messages"));
+    }
+    assert_eq!(fit(json!({}), 0).unwrap_err().status(), 400);
+}

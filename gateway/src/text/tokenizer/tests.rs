@@ -170,6 +170,20 @@ fn the_oracle_serves_what_the_fast_encoder_cannot_load() {
 }
 
 #[test]
+fn the_embedded_model_has_the_control_tokens_of_chat() {
+    use crate::chat::encode::{ASSISTANT, BEGIN_OF_SENTENCE, END_OF_SENTENCE, THINK_CLOSE, THINK_OPEN, USER};
+    let config: Value = serde_json::from_str(include_str!("../../../../models/micro/config.json")).unwrap();
+    let vocab_size = u32::try_from(config["vocab_size"].as_u64().unwrap()).unwrap();
+    let json = include_bytes!("../../../../models/micro/tokenizer.json");
+    let tokenizer = Tokenizer::from_json(json, vocab_size).unwrap();
+    assert_eq!(tokenizer.backend_name(), "fastokens");
+    for text in [BEGIN_OF_SENTENCE, END_OF_SENTENCE, USER, ASSISTANT, THINK_OPEN, THINK_CLOSE] {
+        let id = tokenizer.control_id(text).unwrap();
+        assert_eq!(tokenizer.token_bytes(id), text.as_bytes());
+    }
+}
+
+#[test]
 #[ignore = "needs BALEEN_V32_TOKENIZER=/path/to/tokenizer.json of DeepSeek-V3.2"]
 fn the_whole_tokenizer_is_fast_and_exact() {
     let tokenizer = whole();
