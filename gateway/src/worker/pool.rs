@@ -12,7 +12,7 @@ use super::client::{GatewayIdentity, Link, WorkerCalls, WorkerError};
 use super::{Failure, TokenizerFiles, WorkerInfo};
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
-const MAX_BACKOFF: Duration = Duration::from_secs(5);
+const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
 /// A worker that takes requests.
 #[derive(Clone, Debug)]
