@@ -222,6 +222,10 @@ class WorkerService:
                 errors.append((submit.key, invalid.error))
             else:
                 stream.live.add(submit.key)
+                logger.debug(
+                    "stream %d, key %d: request %s, attempt %d, trace %s",
+                    *(stream.number, submit.key, submit.request_id.hex(), submit.attempt, submit.trace_parent or "-"),
+                )
         if requests:
             await self._rank.send(Submit(requests))
         if errors:
