@@ -31,7 +31,7 @@ NOT_A_NUMBER = json.dumps(chat()).encode()[:-1] + b', "temperature": NaN}'
 # (name, path, body, status, field the error must name)
 CASES: list[tuple[str, str, Body, int, str | None]] = [
     ("malformed JSON", CHAT, b'{"model": "micro", "messages": [', 400, None),
-    ("not UTF-8", CHAT, b'{"model": "\xff"}', 400, None),
+    ("not UTF-8", CHAT, b'{"model": "\xff"}', 400, "model"),
     ("not an object", CHAT, b"[1, 2]", 400, None),
     ("an empty body", COMPLETIONS, b"", 400, None),
     ("NaN for a number", CHAT, NOT_A_NUMBER, 400, "temperature"),
