@@ -157,7 +157,7 @@ mod tests {
 
     use super::*;
 
-    const CHUNK: [u8; 65536] = [0; 65536];
+    static CHUNK: [u8; 65536] = [0; 65536];
     const NUM_CHUNKS: usize = 256;
 
     async fn pair(limit: Duration) -> (Unstalled, TcpStream) {
