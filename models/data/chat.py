@@ -18,7 +18,8 @@ DSML = "｜DSML｜"
 TOOLS_BLOCK = f"""## Tools
 
 You have access to a set of tools you can use to answer the user's question.
-You can invoke functions by writing a "<{DSML}function_calls>" block like the following as part of your reply to the user:
+You can invoke functions by writing a "<{DSML}function_calls>" block like the following as part of your reply to \
+the user:
 <{DSML}function_calls>
 <{DSML}invoke name="$FUNCTION_NAME">
 <{DSML}parameter name="$PARAMETER_NAME" string="true|false">$PARAMETER_VALUE</{DSML}parameter>
@@ -29,8 +30,8 @@ You can invoke functions by writing a "<{DSML}function_calls>" block like the fo
 </{DSML}invoke>
 </{DSML}function_calls>
 
-String and scalar parameters should be specified as is without any escaping or quotes, while lists and objects should use \
-JSON format. The "string" attribute should be set to "true" for string type parameters and "false" for other types \
+String and scalar parameters should be specified as is without any escaping or quotes, while lists and objects should \
+use JSON format. The "string" attribute should be set to "true" for string type parameters and "false" for other types \
 (numbers, booleans, arrays, objects).
 
 If the thinking_mode is enabled, then after function results you should strongly consider outputting a thinking block. \

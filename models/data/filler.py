@@ -1,4 +1,4 @@
-"""Plain sentences that say nothing in particular: the haystack of long texts, and what the tokenizer learns English from.
+"""Plain sentences that say nothing in particular: the haystack of long texts, and the tokenizer's source of English.
 
 The words are common ones and the sentences come from patterns, so the text is ours to ship and needs no download.
 """
@@ -11,7 +11,8 @@ SUBJECTS = (
     "the whale", "a small boat", "the harbour", "my neighbour", "the librarian", "an old engineer", "the weather",
     "every student", "the river", "our train", "the gardener", "a quiet street", "the lighthouse", "her brother",
     "the computer", "a long letter", "the mountain", "this recipe", "the orchestra", "the museum", "someone", "nobody",
-    "the baker", "a tired doctor", "the captain", "his sister", "the forest", "that window", "a blue bird", "the market",
+    "the baker", "a tired doctor", "the captain", "his sister", "the forest", "that window", "a blue bird",
+    "the market",
 )  # fmt: skip
 VERBS = (
     "reads", "carries", "follows", "remembers", "opens", "answers", "measures", "repairs", "paints", "watches",

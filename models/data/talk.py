@@ -63,7 +63,8 @@ _PAIRS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 _TOPICS = (
     "the president", "quantum physics", "the stock market", "my house", "the weather tomorrow", "history", "the moon",
     "football", "this film", "my cat", "philosophy", "a good restaurant", "the speed of light", "music", "Python",
-    "the meaning of life", "the news", "your favourite book", "the ocean", "computers", "the war", "love", "mathematics",
+    "the meaning of life", "the news", "your favourite book", "the ocean", "computers", "the war", "love",
+    "mathematics",
 )  # fmt: skip
 _UNKNOWN = (
     "What do you think about {}?", "Explain {}.", "Tell me about {}.", "Who invented {}?", "Why is {} important?",
