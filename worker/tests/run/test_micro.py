@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from baleen_worker.config import WorkerConfig
 from baleen_worker.request import SamplingParams
 from baleen_worker.runner import build_runner
