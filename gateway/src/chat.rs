@@ -4,4 +4,5 @@
 
 pub mod encode;
 pub mod output;
+pub mod pyjson;
 pub mod reasoning;

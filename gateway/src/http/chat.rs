@@ -29,7 +29,7 @@ pub async fn create(State(app): State<Arc<App>>, body: Body) -> Response {
 fn prepare(model: &Arc<Model>, body: &[u8]) -> Result<Prepared, InvalidRequest> {
     let request = ChatRequest::parse(body)?;
     check_model(model, request.model())?;
-    let ChatSpec { messages, encode: options, generation } = request.validate(&model.limits, &model.facts)?;
+    let ChatSpec { messages, encode: options, generation, max_tool_calls: _ } = request.validate(&model.limits, &model.facts)?;
     let encoded = encode(&messages, &options, &model.tokenizer)?;
     let token_ids = model
         .tokenizer
