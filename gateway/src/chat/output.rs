@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+pub use crate::chat::delta::{CallDelta, Delta};
 use crate::chat::reasoning::{ReasoningSplit, TokenPlace};
 use crate::text::detokenizer::Detokenizer;
 use crate::text::stop::{StopMatcher, StopStrings};
@@ -13,25 +14,6 @@ use crate::text::tokenizer::Tokenizer;
 
 /// Opens and closes tool-call markup. It is marked special, yet without it the markup could not be told from text.
 const DSML_MARKER: &str = "｜DSML｜";
-
-/// Text that became certain, to be sent in this order.
-#[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub struct Delta {
-    pub reasoning: String,
-    pub content: String,
-}
-
-impl Delta {
-    pub fn is_empty(&self) -> bool {
-        self.reasoning.is_empty() && self.content.is_empty()
-    }
-
-    /// Empties both texts and keeps their memory.
-    pub fn clear(&mut self) {
-        self.reasoning.clear();
-        self.content.clear();
-    }
-}
 
 #[derive(Debug, Clone, Default)]
 pub struct OutputOptions {

@@ -92,15 +92,20 @@ impl ChatRequest {
         Ok(ChatSpec { messages, encode, generation, max_tool_calls })
     }
 
-    /// The conversation alone, as it is rendered. Constraints on the answer are no part of the prompt. Tool results
-    /// whose ids do not fit the calls stay where they are: recorded conversations often lack ids.
+    /// The conversation alone, as it is rendered: constraints on the answer are no part of the prompt. With
+    /// `reorders_results`, tool results follow the order of their calls; where their ids do not fit the calls they
+    /// stay where they are, for recorded conversations often lack ids.
     ///
     /// # Errors
     /// A message, a tool or the thinking switch is wrong.
-    pub fn into_conversation(mut self, thinks_by_default: bool) -> Result<Conversation, InvalidRequest> {
+    pub fn into_conversation(
+        mut self,
+        thinks_by_default: bool,
+        reorders_results: bool,
+    ) -> Result<Conversation, InvalidRequest> {
         let mut conversation = self.take_conversation(thinks_by_default)?;
         let mut matched = conversation.messages.clone();
-        if match_results(&mut matched).is_ok() {
+        if reorders_results && match_results(&mut matched).is_ok() {
             conversation.messages = matched;
         }
         Ok(conversation)
