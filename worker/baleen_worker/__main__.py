@@ -8,7 +8,13 @@ import sys
 
 def main() -> int:
     """Exit status: 0 after an orderly end, 1 after a failure, 2 for a command line that cannot be honoured."""
-    arguments = sys.argv[1:]
+    try:
+        return _run(sys.argv[1:])
+    except KeyboardInterrupt:  # before the head handles signals itself
+        return 130
+
+
+def _run(arguments: list[str]) -> int:
     try:
         from baleen_worker.config import ConfigError, parse
         from baleen_worker.head import FatalError, run

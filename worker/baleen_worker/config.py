@@ -160,7 +160,9 @@ def _parser() -> argparse.ArgumentParser:
 
     add = parser.add_argument_group("tests and measurements").add_argument
     add("--runner", choices=RUNNERS, default="model", help="fake: checked deterministic tokens, no model")
-    add("--fake-step-ms", type=float, default=0.0, metavar="MS", help="how long a step of the fake runner takes")
+    add(
+        "--fake-step-ms", type=_milliseconds, default=0.0, metavar="MS", help="how long a step of the fake runner takes"
+    )
     add("--fake-poison-token-id", type=_integer(0), metavar="ID", help="the fake runner raises at this prompt token")
 
     launch_flags.add_to(parser)
@@ -200,6 +202,16 @@ def _fraction(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
     if not 0.0 < value < 1.0:
         raise argparse.ArgumentTypeError(f"{text} is out of range: it must lie between 0 and 1")
+    return value
+
+
+def _milliseconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0.0 <= value <= 60_000:
+        raise argparse.ArgumentTypeError(f"{text} is out of range: it must be from 0 to 60000")
     return value
 
 

@@ -43,7 +43,7 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _FLUSH_S = 0.5
 _RANK_EXIT_S = 0.3
 _EXIT_AT_LATEST_S = 0.8
-_LAST_WORDS_S = 1.0
+_LAST_WORDS_S = 0.25
 
 logger = logging.getLogger(__name__)
 
@@ -190,28 +190,24 @@ class _Head:
     async def _serve_until_stopped(self) -> None:
         rank = await self._start_rank()
         news = asyncio.create_task(self._relay())
+        watch = asyncio.create_task(self._streams.watch(self._service.load_report))
         died = asyncio.create_task(rank.wait())
         stopped = asyncio.create_task(self._stop.wait())
-        self._background += [
-            asyncio.create_task(self._streams.watch(self._service.load_report)),
-        ]
+        tasks = (news, watch, died, stopped)
         try:
-            await asyncio.wait((news, died, stopped), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if stopped.done():
                 await self._end_streams("the worker has shut down")
                 return
-            if died.done() and not news.done():  # let what it said last arrive
+            if died.done():  # let what it said last arrive
                 await asyncio.wait((news,), timeout=_LAST_WORDS_S)
-            if news.done() and news.exception() is not None:
-                message = str(news.exception())
-            else:
-                message = f"the rank process died {_how(await rank.wait())}"
+            failure = _failure_of(news) or _failure_of(watch) or f"the rank process died {_how(await rank.wait())}"
             await self._set_health(serving=False)
-            self._service.fail_all(message)
-            await self._end_streams(message)
-            raise FatalError(message)
+            self._service.fail_all(failure)
+            await self._end_streams(failure)
+            raise FatalError(failure)
         finally:
-            for task in (news, died, stopped):
+            for task in tasks:
                 task.cancel()
             await _end_rank(rank)
 
@@ -346,6 +342,15 @@ async def _end_rank(rank: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             rank.kill()
         await rank.wait()
+
+
+def _failure_of(task: asyncio.Task[None]) -> str | None:
+    """Why a task that should run for ever has ended; None while it runs."""
+    error = task.exception() if task.done() else None
+    if error is None or isinstance(error, FatalError):
+        return None if error is None else str(error)
+    logger.error("the head fails", exc_info=error)
+    return f"the head failed: {type(error).__name__}: {error}"
 
 
 def _how(returncode: int) -> str:

@@ -71,16 +71,19 @@ def main() -> int:
         stream=sys.stderr,
     )
     end = RankEnd(assignment.socket_path)
+    engine = None
     try:
-        _serve(assignment, end)
+        engine = _start(assignment, end)
+        engine.run()
     except Exception as error:
-        logger.debug("the rank ends", exc_info=True)
+        # A start that fails is explained by its sentence; afterwards only our own mistakes and broken devices end here.
+        logger.log(logging.DEBUG if engine is None else logging.ERROR, "the rank ends", exc_info=True)
         end.publish(Fatal(_sentence(error)))
     end.close()
     return 1
 
 
-def _serve(assignment: Assignment, end: RankEnd) -> None:
+def _start(assignment: Assignment, end: RankEnd) -> Engine:
     config = assignment.worker
     started_s = time.monotonic()
     built = _build(assignment, end)
@@ -107,7 +110,7 @@ def _serve(assignment: Assignment, end: RankEnd) -> None:
             load_seconds=time.monotonic() - started_s,
         )
     )
-    Engine(scheduler, built.runner, end, end).run()
+    return Engine(scheduler, built.runner, end, end)
 
 
 def _build(assignment: Assignment, end: RankEnd) -> BuiltRunner:

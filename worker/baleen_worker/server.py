@@ -113,13 +113,16 @@ class WorkerService:
     async def connect(self, frames: AsyncIterator[pb.GatewayFrame], context: Context) -> None:
         if self._state.model is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the model is still being loaded")
+        if self._streams.closed is not None:
+            await context.abort(self._streams.closed.code, self._streams.closed.message)
         stream = self._streams.open()
         # Headers go first and alone: a status must not overtake them when a stream ends before its first frame is out.
         await context.send_initial_metadata(())
         try:
             await stream.serve(frames, context.write, lambda frame: self._handle(stream, frame))
         except StreamEndedError as ended:
-            logger.warning("stream %d ends: %s", stream.number, ended.message)
+            level = logging.WARNING if self._streams.closed is None else logging.INFO
+            logger.log(level, "stream %d ends: %s", stream.number, ended.message)
             await self._forget(stream)
             await context.abort(ended.code, ended.message)
         finally:
@@ -222,6 +225,10 @@ class WorkerService:
                 errors.append((submit.key, invalid.error))
             else:
                 stream.live.add(submit.key)
+                logger.debug(
+                    "stream %d, key %d: request %s, attempt %d, trace %s",
+                    *(stream.number, submit.key, submit.request_id.hex(), submit.attempt, submit.trace_parent or "-"),
+                )
         if requests:
             await self._rank.send(Submit(requests))
         if errors:

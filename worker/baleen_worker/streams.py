@@ -137,6 +137,7 @@ class Streams:
     def __init__(self) -> None:
         self._open: dict[int, Stream] = {}
         self._num_opened = 0
+        self.closed: StreamEndedError | None = None  # why no stream may be opened any more
 
     def open(self) -> Stream:
         """A new stream under a number that was never used."""
@@ -174,7 +175,8 @@ class Streams:
                     stream.send(pb.WorkerFrame(load=load()))
 
     async def close_all(self, error: StreamEndedError, timeout_s: float) -> None:
-        """Writes what is queued, then ends every stream; waits for that at most `timeout_s`."""
+        """Writes what is queued, then ends every stream; waits for that at most `timeout_s`. None opens after it."""
+        self.closed = error
         for stream in self._open.values():
             stream.close(error)
         with contextlib.suppress(TimeoutError):

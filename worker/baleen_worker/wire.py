@@ -6,6 +6,7 @@ A rank that runs ahead of the head waits for it after MAX_FRAMES_AHEAD frames; n
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from pathlib import Path
@@ -42,8 +43,12 @@ class HeadEnd:
         self._socket.bind(f"ipc://{self.path}")
 
     async def send(self, command: Command) -> None:
-        """Sends one command; returns at once, since the queue towards the rank has no bound."""
-        await self._socket.send(self._encoder.encode(command))
+        """Sends one command; returns at once, since the queue towards the rank has no bound.
+
+        A rank that is gone misses nothing: its death is noticed by its process and ends the head.
+        """
+        with contextlib.suppress(zmq.Again):
+            await self._socket.send(self._encoder.encode(command), zmq.NOBLOCK)
 
     async def receive(self) -> Event:
         """The next event."""

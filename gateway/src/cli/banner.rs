@@ -91,24 +91,22 @@ pub async fn show_progress(mut phases: watch::Receiver<Phase>) {
     if !stderr.is_terminal() {
         return;
     }
-    let started = Instant::now();
-    let mut shown = false;
+    let mut started = None;
     loop {
-        let line = match &*phases.borrow_and_update() {
-            Phase::Loading { done_bytes, total_bytes } => progress_line(*done_bytes, *total_bytes, started),
-            Phase::Starting => String::new(),
+        match *phases.borrow_and_update() {
+            Phase::Loading { done_bytes, total_bytes } => {
+                let started = *started.get_or_insert_with(Instant::now);
+                let _ = write!(stderr, "\r\x1b[2K  {}", progress_line(done_bytes, total_bytes, started));
+                let _ = stderr.flush();
+            }
+            Phase::Starting => {}
             Phase::Ready(_) | Phase::Restarting => break,
-        };
-        if !line.is_empty() {
-            shown = true;
-            let _ = write!(stderr, "\r\x1b[2K  {line}");
-            let _ = stderr.flush();
         }
         if phases.changed().await.is_err() {
             break;
         }
     }
-    if shown {
+    if started.is_some() {
         let _ = write!(stderr, "\r\x1b[2K");
         let _ = stderr.flush();
     }

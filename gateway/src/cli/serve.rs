@@ -175,6 +175,8 @@ impl Server {
     /// Ends everything at once, the worker included.
     pub async fn stop(self) {
         self.app.start_draining();
+        // First the streams to the workers: what is still in flight ends with an error its client can read.
+        self.tasks.iter().for_each(JoinHandle::abort);
         self.stop_http.send_replace(true);
         self.stop_worker.send_replace(true);
         // Each of the two ends by itself within its own bound; a panic in one must not keep the other from ending.
@@ -182,7 +184,6 @@ impl Server {
         if let Some(supervisor) = self.supervisor {
             let _ = supervisor.await;
         }
-        self.tasks.iter().for_each(JoinHandle::abort);
     }
 }
 

@@ -156,11 +156,10 @@ fn may_merge(last: &Row, next: &Row) -> bool {
     last.choice == next.choice && last.end.is_none() && plain(last) && plain(next)
 }
 
+/// Scores of the prompt do not count: they come before the first token, however fast the client reads, and their number
+/// is bounded by the prompt that it sent.
 fn row_bytes(row: &Row) -> usize {
-    let scores = |scores: &[TokenLogprob]| -> usize {
-        scores.iter().map(|score| size_of::<TokenLogprob>() + size_of_val(score.top.as_slice())).sum()
-    };
-    scores(&row.logprobs) + scores(&row.prompt_logprobs)
+    row.logprobs.iter().map(|score| size_of::<TokenLogprob>() + size_of_val(score.top.as_slice())).sum()
 }
 
 #[cfg(test)]
@@ -208,6 +207,17 @@ mod tests {
         assert_eq!(cut, Cut::SlowClient);
         assert_eq!(pushed * 4, MAX_UNREAD_BYTES_PER_CHOICE);
         assert!(matches!(take(&mailbox), Poll::Ready(Err(Cut::SlowClient))));
+    }
+
+    #[test]
+    fn scores_of_a_long_prompt_are_no_reason_to_cut() {
+        let mailbox = Mailbox::new(1);
+        let score = TokenLogprob { token_id: 1, logprob: Some(-1.0), top: vec![(1, -1.0); 20] };
+        for _ in 0..4 {
+            let scored = Row { prompt_logprobs: vec![score.clone(); 2048], ..row(0, 0) };
+            mailbox.push(scored, &[]).unwrap();
+        }
+        assert!(take(&mailbox).is_ready());
     }
 
     #[test]

@@ -6,13 +6,13 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::client::{GatewayIdentity, Link, WorkerCalls, WorkerError};
 use super::{Failure, TokenizerFiles, WorkerInfo};
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
-const MAX_BACKOFF: Duration = Duration::from_secs(5);
+const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
 /// A worker that takes requests.
 #[derive(Clone, Debug)]
@@ -139,13 +139,15 @@ struct Keeper {
 impl Keeper {
     async fn run(self) {
         let mut backoff = FIRST_BACKOFF;
+        let mut returns = false;
         let mut addresses = self.slot.address.subscribe();
         loop {
             let Ok(address) = addresses.wait_for(Option::is_some).await.map(|address| address.clone()) else { return };
             let Some(address) = address else { continue };
-            let (was_ready, error) = self.serve(&address).await;
+            let (was_ready, error) = self.serve(&address, returns).await;
             if was_ready {
                 backoff = FIRST_BACKOFF;
+                returns = true;
             }
             self.note(&error, was_ready);
             tokio::select! {
@@ -157,13 +159,17 @@ impl Keeper {
     }
 
     /// Serves over one stream until it ends. Returns whether the worker was ready meanwhile, and why it is no longer.
-    async fn serve(&self, address: &str) -> (bool, WorkerError) {
+    async fn serve(&self, address: &str, returns: bool) -> (bool, WorkerError) {
         let (link, mut inbound, info) = match self.connect(address).await {
             Ok(connected) => connected,
             Err(error) => return (false, error),
         };
         let worker = ReadyWorker { name: self.slot.name.clone(), info: Arc::new(info), link: link.clone() };
-        info!(worker = %self.slot.name, address, "worker is ready");
+        // The first time goes without saying: the banner follows.
+        match returns {
+            true => info!(worker = %self.slot.name, address, "worker is ready again"),
+            false => debug!(worker = %self.slot.name, address, "worker is ready"),
+        }
         self.set(Condition::Ready, Some(worker));
         let mut draining = false;
         let error = loop {

@@ -72,7 +72,10 @@ async fn a_client_that_reads_nothing_is_cut_and_its_neighbour_is_not() {
     let gateway = Gateway::start(&worker).await;
     let body = prompt(&json!({"stream": true})).to_string();
     let mut socket = TcpStream::connect(gateway.address).await.unwrap();
-    let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+    let head = format!(
+        "POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
     socket.write_all(head.as_bytes()).await.unwrap();
     socket.write_all(body.as_bytes()).await.unwrap();
     let key = worker.next_submit().await.key;
@@ -81,7 +84,7 @@ async fn a_client_that_reads_nothing_is_cut_and_its_neighbour_is_not() {
     assert_eq!(answer["choices"][0]["text"], "All is well.");
     // Once it reads again, the client learns that it was cut.
     let mut all = Vec::new();
-    tokio::time::timeout(PATIENCE, socket.read_to_end(&mut all)).await.ok();
+    tokio::time::timeout(PATIENCE, socket.read_to_end(&mut all)).await.expect("the connection ends").unwrap();
     let text = String::from_utf8_lossy(&all);
     assert!(text.contains("did not read its answer fast enough"), "{}", &text[text.len().saturating_sub(400)..]);
     assert!(!text.contains("[DONE]"));

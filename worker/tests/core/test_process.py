@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -9,7 +10,6 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -378,6 +378,16 @@ def test_a_folder_without_config_is_one_clear_sentence(tmp_path: Path) -> None:
         assert "Traceback" not in "".join(worker.errors)
 
 
+def test_a_folder_without_weights_is_one_clear_sentence(model_dir: Path) -> None:
+    with WorkerProcess(model_dir, "--runner", "model", "--device", "cpu") as worker:
+        assert worker.wait() == 1
+        [line] = worker.error_lines()
+        assert "safetensors" in line
+        assert worker.event("fatal")["message"] in line
+        assert "Traceback" not in "".join(worker.errors)
+        assert worker.stray == []
+
+
 def test_metrics_are_served_when_asked_for(model_dir: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -392,20 +402,14 @@ def test_metrics_are_served_when_asked_for(model_dir: Path) -> None:
     assert 'baleen_worker_running_requests{model="whale"} 0.0' in text
 
 
-def test_the_socket_between_head_and_rank_is_private_and_leaves_nothing(model_dir: Path) -> None:
-    def folders() -> set[Path]:
-        return set(Path(tempfile.gettempdir()).glob("baleen-*"))
-
-    before = folders()
-    with WorkerProcess(model_dir) as worker:
+def test_the_socket_between_head_and_rank_is_private_and_leaves_nothing(model_dir: Path, tmp_path: Path) -> None:
+    with WorkerProcess(model_dir, environment={"TMPDIR": str(tmp_path)}) as worker:
         worker.event("listening")
-        for folder in folders() - before:  # gone again as soon as the rank has spoken
-            try:
+        for folder in tmp_path.iterdir():  # gone again as soon as the rank has spoken
+            with contextlib.suppress(FileNotFoundError):
                 assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-            except FileNotFoundError:
-                continue
         worker.event("ready")
-        wait_until(lambda: folders() <= before, "the socket's folder is removed")
+        wait_until(lambda: not list(tmp_path.iterdir()), "the socket's folder is removed")
 
 
 # --- end ---------------------------------------------------------------------------------------------------------

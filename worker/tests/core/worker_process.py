@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -46,15 +47,17 @@ def copy_model(folder: Path) -> Path:
 class WorkerProcess:
     """`python -m baleen_worker --runner fake`, ended at the latest with the `with` block."""
 
-    def __init__(self, model_dir: Path, *arguments: str, supervised: bool = True) -> None:
+    def __init__(
+        self, model_dir: Path, *arguments: str, supervised: bool = True, environment: dict[str, str] | None = None
+    ) -> None:
         command = [sys.executable, "-m", "baleen_worker", str(model_dir), "--runner", "fake", "--port", "0", *arguments]
         if supervised:
             command.append("--supervised")
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         self.process = subprocess.Popen(
             command,
             cwd=WORKER,
-            env=environment,
+            env=inherited | (environment or {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -77,7 +80,8 @@ class WorkerProcess:
         if error is not None:
             print("".join(self.errors), file=sys.stderr)
         for process in self.family():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         self.process.wait()
         for reader in self._readers:
             reader.join()

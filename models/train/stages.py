@@ -1,0 +1,42 @@
+"""The stages of training, in order. Lengths grow, the indexer is warmed up, then attention is sparse to the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from models.train.attention import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage: rows of `row_len` tokens, `num_rows` of them in a batch, for `seconds` or `max_steps`.
+
+    The learning rate goes linearly from `lr` to `lr_end`. `num_sampled` positions of each row train the indexer.
+    `round_weights`: weights are seen as block FP8 rounds them.
+    """
+
+    name: str
+    mode: Mode
+    row_len: int
+    num_rows: int
+    seconds: float
+    lr: float
+    lr_end: float
+    num_sampled: int = 0
+    round_weights: bool = False
+    max_steps: int = 1_000_000
+
+
+STAGES = {
+    stage.name: stage
+    for stage in (
+        Stage("dense", Mode.DENSE, 1024, 128, 180, 2e-3, 2e-3),
+        Stage("dense-4k", Mode.DENSE, 4096, 32, 60, 2e-3, 1e-3),
+        Stage("warm-up", Mode.WARM_UP, 4096, 32, 60, 2e-3, 1e-3, num_sampled=64),
+        Stage("sparse", Mode.SPARSE, 4096, 32, 110, 1.5e-3, 1e-3, num_sampled=64, round_weights=True),
+        Stage("long", Mode.SPARSE, 16896, 8, 220, 1e-3, 2e-5, num_sampled=64, round_weights=True),
+        Stage("smoke-dense", Mode.DENSE, 192, 2, 600, 1e-3, 1e-3, max_steps=3),
+        Stage("smoke-warm", Mode.WARM_UP, 320, 1, 600, 1e-3, 1e-3, num_sampled=8, max_steps=2),
+        Stage("smoke-sparse", Mode.SPARSE, 320, 1, 600, 1e-3, 1e-3, num_sampled=8, round_weights=True, max_steps=2),
+    )
+}
