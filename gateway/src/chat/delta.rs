@@ -44,4 +44,12 @@ impl Delta {
         let last = self.calls.len() - 1;
         &mut self.calls[last].arguments
     }
+
+    /// Appends what another delta says about a call.
+    pub(super) fn append_call(&mut self, call: CallDelta) {
+        match self.calls.last_mut() {
+            Some(last) if last.index == call.index => last.arguments.push_str(&call.arguments),
+            _ => self.calls.push(call),
+        }
+    }
 }

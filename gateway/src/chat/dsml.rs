@@ -260,6 +260,8 @@ impl DsmlParser {
         };
         if ends_call {
             self.end_value_and_call(out);
+            self.tag.rest.clear();
+            self.tag.has_quote = false;
             self.decide(out);
             return;
         }

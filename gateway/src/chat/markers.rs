@@ -23,6 +23,8 @@ pub enum Marker {
 impl Marker {
     /// What V3.2's output may hold.
     pub const DSML_SET: &[Self] = &[Self::Dsml, Self::ThinkOpen, Self::ThinkClose, Self::EndOfSentence];
+    /// What an output without calls may hold.
+    pub const THINK_SET: &[Self] = &[Self::ThinkOpen, Self::ThinkClose, Self::EndOfSentence];
     /// What the output of the family's earlier models may hold.
     pub const LEGACY_SET: &[Self] = &[
         Self::CallsBegin,

@@ -80,12 +80,15 @@ impl ChatRequest {
         }
         match_results(&mut messages)?;
         let logprobs = chat_logprobs(limits, self.logprobs, self.top_logprobs)?;
+        let max_tokens_param = self.fields.sampling.max_tokens_param();
+        let thinking = self.thinking.resolve(model.thinks_by_default)?;
         let mut generation = self.fields.validate(limits, model)?;
         if generation.sampling.max_tokens == Some(0) {
-            return Err(InvalidRequest::field("max_tokens", "'max_tokens' must be at least 1."));
+            let message = format!("'{max_tokens_param}' must be at least 1.");
+            return Err(InvalidRequest::field(max_tokens_param, message));
         }
         generation.sampling.logprobs = logprobs;
-        if let Some(budget) = self.thinking.resolve(model.thinks_by_default)?.budget {
+        if let Some(budget) = thinking.budget {
             let budget = limits.thinking_budget.check_u32("thinking.budget_tokens", budget)?;
             generation.sampling.thinking_budget.get_or_insert(budget);
         }

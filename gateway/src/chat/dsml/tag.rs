@@ -34,7 +34,8 @@ pub(super) struct Attributes<'a> {
 /// Whether a `>` after `text` ends the tag. Names are not escaped, so only one after a quote does, unless there is
 /// no quote at all. Blanks and a slash may stand between.
 pub(super) fn ends_tag(text: &str, has_quote: bool) -> bool {
-    !has_quote || text.trim_end_matches(is_filler).ends_with('"')
+    let text = text.trim_end_matches(is_filler);
+    !has_quote || (text.ends_with('"') && !["name=\"", "string=\""].iter().any(|opening| text.ends_with(opening)))
 }
 
 fn is_filler(c: char) -> bool {
@@ -134,6 +135,6 @@ mod tests {
     #[test]
     fn a_tag_ends_after_a_quote() {
         assert!(ends_tag(" name=\"a\" /", true) && ends_tag(" name", false));
-        assert!(!ends_tag(" name=\"a", true));
+        assert!(!ends_tag(" name=\"a", true) && !ends_tag(" name=\"", true));
     }
 }

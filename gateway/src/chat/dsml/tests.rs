@@ -245,7 +245,10 @@ fn strings_stream_and_json_waits_for_its_end() {
     assert_eq!(feed("<｜DSML｜parameter name=\"s\" string=\"true\">a\"b"), (true, "{\"s\": \"a\\\"b".to_owned()));
     assert_eq!(feed("c\n"), (false, "c".to_owned()));
     assert_eq!(feed("d"), (false, "\\nd".to_owned()));
-    assert_eq!(feed("</｜DSML｜parameter>\n<｜DSML｜parameter name=\"j\" string=\"false\">[1,"), (false, "\"".to_owned()));
+    assert_eq!(
+        feed("</｜DSML｜parameter>\n<｜DSML｜parameter name=\"j\" string=\"false\">[1,"),
+        (false, "\"".to_owned())
+    );
     assert_eq!(feed(" 2]"), (false, String::new()));
     assert_eq!(feed("</｜DSML｜parameter>\n</｜DSML｜invoke>"), (false, ", \"j\": [1, 2]}".to_owned()));
 }
@@ -264,11 +267,40 @@ fn calls_beyond_the_bound_are_discarded() {
 fn output() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         prop::sample::select(vec![
-            "<", "/", "</", ">", "\n", "\n\n", " ", "\"", "=", "name=\"", "string=\"true\"", "string=\"false\"",
-            "｜DSML｜", "<｜DSML｜", "</｜DSML｜", "function_calls", "invoke", "parameter", "function_calls>\n", "invoke>",
-            "parameter>", "</think>", "<think>", "<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>",
-            "<｜DSML｜invoke name=\"f\">\n", "</｜DSML｜invoke>\n", "<｜DSML｜parameter name=\"a\" string=\"true\">",
-            "<｜DSML｜parameter name=\"b\" string=\"false\">", "</｜DSML｜parameter>\n", "{\"a\": 1}", "[1]", "😀", "中",
+            "<",
+            "/",
+            "</",
+            ">",
+            "\n",
+            "\n\n",
+            " ",
+            "\"",
+            "=",
+            "name=\"",
+            "string=\"true\"",
+            "string=\"false\"",
+            "｜DSML｜",
+            "<｜DSML｜",
+            "</｜DSML｜",
+            "function_calls",
+            "invoke",
+            "parameter",
+            "function_calls>\n",
+            "invoke>",
+            "parameter>",
+            "</think>",
+            "<think>",
+            "<｜DSML｜function_calls>\n",
+            "</｜DSML｜function_calls>",
+            "<｜DSML｜invoke name=\"f\">\n",
+            "</｜DSML｜invoke>\n",
+            "<｜DSML｜parameter name=\"a\" string=\"true\">",
+            "<｜DSML｜parameter name=\"b\" string=\"false\">",
+            "</｜DSML｜parameter>\n",
+            "{\"a\": 1}",
+            "[1]",
+            "😀",
+            "中",
         ])
         .prop_map(str::to_owned),
         "[ -~]{0,4}",
@@ -285,7 +317,12 @@ fn calls() -> impl Strategy<Value = Vec<(String, Vec<(String, Value)>)>> {
         any::<i64>().prop_map(Value::from),
         prop::collection::vec("\\PC{0,4}", 0..3).prop_map(Value::from),
         "[^｜]{0,20}".prop_map(Value::from),
-        output().prop_map(|text| Value::from(text.replace("parameter", "p").replace("invoke", "i").replace("function_calls", "c").replace("tool_calls", "t"))),
+        output().prop_map(|text| Value::from(
+            text.replace("parameter", "p")
+                .replace("invoke", "i")
+                .replace("function_calls", "c")
+                .replace("tool_calls", "t")
+        )),
     ];
     let key = "[^\"｜]{0,6}";
     let call = ("[a-zA-Z0-9_-]{1,8}", prop::collection::vec((key, json), 0..4));

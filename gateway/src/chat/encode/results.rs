@@ -15,7 +15,7 @@ pub fn match_results(messages: &mut [Message]) -> Result<(), EncodeError> {
         let results = &mut after[..num_results];
         if caller.role == Role::Tool || (num_results > 0 && caller.tool_calls.is_empty()) {
             let index = if caller.role == Role::Tool { index } else { index + 1 };
-            let message = "a message with role 'tool' must follow an assistant message with 'tool_calls'";
+            let message = "must not be 'tool': no assistant message with 'tool_calls' stands before it";
             return Err(invalid(format!("messages[{index}].role"), message));
         }
         if !caller.tool_calls.is_empty() {
@@ -31,10 +31,10 @@ fn order(caller: &Message, index: usize, results: &mut [Message]) -> Result<(), 
     for (place, call) in caller.tool_calls.iter().enumerate() {
         let param = || format!("messages[{index}].tool_calls[{place}].id");
         let Some(id) = call.id.as_deref() else {
-            return Err(invalid(param(), "a tool call in the history needs an 'id'"));
+            return Err(invalid(param(), "is required"));
         };
         if ids.insert(id, place).is_some() {
-            return Err(invalid(param(), format!("the id {id:?} names two calls of one message")));
+            return Err(invalid(param(), format!("is {id:?}, which names another call of the message too")));
         }
     }
     let mut places = Vec::with_capacity(results.len());
@@ -42,19 +42,19 @@ fn order(caller: &Message, index: usize, results: &mut [Message]) -> Result<(), 
     for (offset, result) in results.iter().enumerate() {
         let param = || format!("messages[{}].tool_call_id", index + 1 + offset);
         let Some(id) = result.tool_call_id.as_deref() else {
-            return Err(invalid(param(), "a tool message needs the 'tool_call_id' of the call it answers"));
+            return Err(invalid(param(), "is required: it names the call that is answered"));
         };
         let Some(&place) = ids.get(id) else {
-            return Err(invalid(param(), format!("no call of the assistant message before has the id {id:?}")));
+            return Err(invalid(param(), format!("is {id:?}, which no call of the assistant message before has")));
         };
         if std::mem::replace(&mut answered[place], true) {
-            return Err(invalid(param(), format!("the call {id:?} is answered twice")));
+            return Err(invalid(param(), format!("is {id:?}, a call that is answered already")));
         }
         places.push(place);
     }
     if let Some(place) = answered.iter().position(|answered| !answered) {
         let id = caller.tool_calls[place].id.as_deref().unwrap_or_default();
-        let message = format!("every tool call must be answered by a tool message, but {id:?} is not");
+        let message = format!("must each be answered by a tool message, but {id:?} is not");
         return Err(invalid(format!("messages[{index}].tool_calls"), message));
     }
     // Every place occurs exactly once, so following the cycles sorts in linear time.
@@ -68,6 +68,6 @@ fn order(caller: &Message, index: usize, results: &mut [Message]) -> Result<(), 
     Ok(())
 }
 
-fn invalid(param: String, message: impl Into<String>) -> EncodeError {
-    EncodeError::Invalid { param, message: message.into() }
+fn invalid(param: String, rule: impl std::fmt::Display) -> EncodeError {
+    EncodeError::Invalid { message: format!("'{param}' {rule}"), param }
 }

@@ -12,8 +12,7 @@ use crate::text::tokenizer::TokenizerError;
 /// Up to the list of functions. The markers in it are control tokens, as they are in the model's own output.
 const TOOLS: &str = include_str!("tools.txt");
 const TOOLS_END: &str = "</functions>\n";
-const RESPONSE_FORMAT: &str =
-    "## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n";
+const RESPONSE_FORMAT: &str = "## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n";
 
 /// Control tokens that occur in the blocks.
 const MARKERS: [&str; 3] = [DSML, super::THINK_OPEN, super::THINK_CLOSE];

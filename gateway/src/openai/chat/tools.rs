@@ -109,7 +109,7 @@ impl ToolChoice {
                 Err(InvalidRequest::field("tool_choice", message))
             }
             Self::Named(name) if !tools.has(name) => {
-                let message = format!("'tool_choice' names the function {name:?}, which 'tools' does not declare.");
+                let message = format!("'tool_choice.function.name' is {name:?}, which 'tools' does not declare.");
                 Err(InvalidRequest::field("tool_choice.function.name", message))
             }
             Self::Required | Self::Named(_) => Ok(()),
