@@ -7,6 +7,8 @@ width, S sampled query positions, K top-k.
 from __future__ import annotations
 
 import enum
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -70,7 +72,9 @@ def index_scores(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
     return (torch.relu(logits.float()) * w[..., None].float()).sum(2)
 
 
-_compiled_scores = torch.compile(index_scores, dynamic=False)
+@functools.cache
+def _compiled_scores() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    return torch.compile(index_scores)
 
 
 @torch.compiler.disable
@@ -81,7 +85,7 @@ def selection(q: Tensor, k: Tensor, w: Tensor, topk: int) -> Tensor:
     mask = torch.ones(length, length, dtype=torch.bool, device=k.device).tril()
     if length <= topk:
         return mask.expand(batch, -1, -1)
-    scores_of = _compiled_scores if k.is_cuda else index_scores
+    scores_of = _compiled_scores() if k.is_cuda else index_scores
     chosen = torch.empty(batch, length, length, dtype=torch.bool, device=k.device)
     for row in range(batch):
         one = slice(row, row + 1)

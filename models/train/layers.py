@@ -92,6 +92,11 @@ class Mlp(nn.Module):
         return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
+def best_groups(groups: Tensor, config: Config) -> Tensor:
+    """Biased scores [T, groups, E / groups] -> the groups whose two best experts have the largest sum."""
+    return groups.topk(2, -1).values.sum(-1).topk(config.topk_group, -1).indices
+
+
 class Gate(nn.Module):
     """Group-limited sigmoid routing in float32: weights [T, E], 0 for experts not picked, and the load of each."""
 
@@ -107,7 +112,7 @@ class Gate(nn.Module):
         scores = nn.functional.linear(x.float(), self.weight).sigmoid()  # [T, E]
         biased = scores.detach() + self.e_score_correction_bias
         groups = biased.unflatten(-1, (c.n_group, -1))
-        best = groups.topk(2, -1).values.sum(-1).topk(c.topk_group, -1).indices  # [T, kept groups]
+        best = best_groups(groups, c)  # [T, kept groups]
         kept = torch.zeros(groups.shape[:-1], dtype=torch.bool, device=x.device).scatter(-1, best, True)
         open_scores = groups.masked_fill(~kept[..., None], -torch.inf).flatten(-2)
         picked = torch.zeros_like(scores).scatter(-1, open_scores.topk(c.num_experts_per_tok, -1).indices, 1.0)

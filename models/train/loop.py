@@ -97,7 +97,7 @@ class Trainer:
         self.steps = 0
         self.tokens = 0
 
-    def run(self, stage: Stage, *, seed: int, num_workers: int, shares: Shares | None = None) -> None:
+    def run(self, stage: Stage, *, seed: int, num_workers: int) -> None:
         """Runs one stage to its end."""
         Linear.round_weights = stage.round_weights
         if self.device.type == "cuda":
@@ -109,7 +109,7 @@ class Trainer:
             trains = parameter in index_parameters if index_only else True
             parameter.requires_grad_(trains and not name.endswith("e_score_correction_bias"))
         self.optimiser.zero_grad(set_to_none=True)
-        dataset = Rows(self.tokenizer_path, stage.row_len, seed, shares or Shares())
+        dataset = Rows(self.tokenizer_path, stage.row_len, seed, stage.shares)
         loader = DataLoader(
             dataset,
             batch_size=stage.num_rows,

@@ -97,7 +97,7 @@ class MicroModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final states -> logits, of either layer."""
-        return self.lm_head(hidden)
+        return self.lm_head(hidden if self.training else hidden.float())
 
     def moe_layers(self) -> Iterator[MoE]:
         """The layers whose experts want balancing."""

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from models.data.mixture import Shares
 from models.train.attention import Mode
+
+EVEN = Shares()
+MORE_TOOLS = Shares(needle=0.28, track=0.18, arith=0.12, tools=0.34, talk=0.05)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,7 @@ class Stage:
     num_sampled: int = 0
     round_weights: bool = False
     max_steps: int = 1_000_000
+    shares: Shares = EVEN
 
 
 STAGES = {
@@ -34,7 +39,8 @@ STAGES = {
         Stage("dense-4k", Mode.DENSE, 4096, 32, 60, 2e-3, 1e-3),
         Stage("warm-up", Mode.WARM_UP, 4096, 32, 60, 2e-3, 1e-3, num_sampled=64),
         Stage("sparse", Mode.SPARSE, 4096, 32, 110, 1.5e-3, 1e-3, num_sampled=64, round_weights=True),
-        Stage("long", Mode.SPARSE, 16896, 8, 220, 1e-3, 2e-5, num_sampled=64, round_weights=True),
+        Stage("tools", Mode.SPARSE, 2048, 64, 100, 1e-3, 1e-3, num_sampled=64, round_weights=True, shares=MORE_TOOLS),
+        Stage("long", Mode.SPARSE, 16896, 8, 180, 1e-3, 2e-5, num_sampled=64, round_weights=True, shares=MORE_TOOLS),
         Stage("smoke-dense", Mode.DENSE, 192, 2, 600, 1e-3, 1e-3, max_steps=3),
         Stage("smoke-warm", Mode.WARM_UP, 320, 1, 600, 1e-3, 1e-3, num_sampled=8, max_steps=2),
         Stage("smoke-sparse", Mode.SPARSE, 320, 1, 600, 1e-3, 1e-3, num_sampled=8, round_weights=True, max_steps=2),

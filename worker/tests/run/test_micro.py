@@ -1,14 +1,10 @@
-"""The committed small checkpoint is what its script makes, has what it promises, and says varied things."""
+"""The committed small checkpoint has what it promises, and finds a fact in a text longer than the selection."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-import torch
 from baleen_worker.config import WorkerConfig
 from baleen_worker.request import SamplingParams
 from baleen_worker.runner import build_runner
@@ -16,34 +12,13 @@ from baleen_worker.step import Admission, PlannedRow, StepPlan
 from tiny_checkpoint import read_config
 from tokenizers import Tokenizer
 
-MODELS = Path(__file__).parents[3] / "models"
-MICRO = MODELS / "micro"
+MICRO = Path(__file__).parents[3] / "models" / "micro"
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def make_micro() -> ModuleType:
-    """The generator script as a module."""
-    sys.path.insert(0, str(MODELS))
-    spec = importlib.util.spec_from_file_location("make_micro", MODELS / "make_micro.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(MICRO / "tokenizer.json"))
-
-
-def test_the_script_makes_the_same_bytes(make_micro: ModuleType, tmp_path: Path) -> None:
-    make_micro.write(tmp_path)
-    made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    committed = {path.name: path.read_bytes() for path in MICRO.iterdir() if path.name != "README.md"}
-    assert made.keys() == committed.keys()
-    assert [name for name, content in made.items() if content != committed[name]] == []
 
 
 def test_it_is_small() -> None:
@@ -76,19 +51,22 @@ def test_numbers_split_by_three(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_it_generates_past_the_selection(dtype: str) -> None:
+def test_it_finds_a_fact_in_a_text_past_the_selection(tokenizer: Tokenizer, dtype: str) -> None:
     config = WorkerConfig(model_dir=MICRO, dtype=dtype, device="cpu", max_total_tokens=2048, max_running_requests=2)
     built = build_runner(config)
-    length = 300  # beyond index_topk, so that most keys are left out
-    prompt = torch.randint(0, 2048, (length,), generator=torch.Generator().manual_seed(0)).tolist()
-    row = PlannedRow(0, 0, prompt, 0, list(range(1, 7)), True, 0)
-    admissions, output = [Admission(0, SamplingParams(max_tokens=40, seed=0, temperature=0.0, logprobs=1))], []
-    logprobs: list[float] = []
+    filler = "The river follows a small boat until the evening. Nobody counts the missing key with great care. " * 12
+    text = f"{filler}The code of Kamiro is 4821. {filler}The code of Dosabe is 9135. {filler}"
+    prompt = f"<｜begin▁of▁sentence｜><｜User｜>{text}\n\nWhat is the code of Kamiro?<｜Assistant｜></think>"
+    ids = tokenizer.encode(prompt, add_special_tokens=False).ids
+    assert len(ids) > 2 * read_config(MICRO)["index_topk"]  # so that most keys are left out
+    num_pages = -(-(len(ids) + 40) // 64)
+    row = PlannedRow(0, 0, ids, 0, list(range(1, num_pages + 1)), True, 0)
+    admissions, output = [Admission(0, SamplingParams(max_tokens=40, seed=0, temperature=0.0))], []
     for index in range(40):
         step = built.runner.launch(StepPlan(index, admissions, [row])).collect()
         assert step.errors == {}
         output += step.token_ids[0]
-        logprobs += step.logprobs[0].logprobs
-        admissions, row = [], PlannedRow(0, length + index, output[-1:], 6, (), True, index + 1)
-    assert len(set(output)) > 20
-    assert -9 < sum(logprobs) / len(logprobs) < -0.1
+        if output[-1] == 1:
+            break
+        admissions, row = [], PlannedRow(0, len(ids) + index, output[-1:], num_pages, (), True, index + 1)
+    assert tokenizer.decode(output) == "The code of Kamiro is 4821."

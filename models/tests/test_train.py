@@ -1,0 +1,141 @@
+"""Training's own modules compute what the worker's compute, learn a little, and survive a round trip through files."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from baleen_worker.cache.storage import PAGE_SIZE_TOKENS, PagedPools, choose_layout
+from baleen_worker.model.context import ForwardContext, ForwardRow
+from baleen_worker.model.deepseek_v32 import DeepseekForCausalLM
+from baleen_worker.model.numerics import Numerics
+from baleen_worker.model_config import load_model_config
+from baleen_worker.weights import load_weights
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from models.data.mixture import Encoder
+from models.train.attention import Mode, Pass
+from models.train.checkpoint import export, load_official, load_piece, new_model, save_piece
+from models.train.evaluate import examples, score
+from models.train.faults import FAULTS
+from models.train.layers import Linear
+from models.train.loop import Trainer
+from models.train.model import MicroModel
+from models.train.rotary import table
+from models.train.stages import STAGES
+
+MICRO = Path(__file__).parents[1] / "micro"
+
+
+@pytest.fixture(autouse=True)
+def plain_weights() -> None:
+    Linear.round_weights = False
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(MICRO / "tokenizer.json"))
+
+
+@pytest.fixture
+def micro() -> MicroModel:
+    model = new_model().eval()
+    load_official(model, MICRO)
+    return model
+
+
+def worker_logits(ids: Tensor) -> Tensor:
+    """ids [T] -> logits [T, vocab] of the worker's model in float32."""
+    config, numerics = load_model_config(MICRO), Numerics.for_dtype(torch.float32)
+    with torch.device("meta"):
+        model = DeepseekForCausalLM(config, numerics)
+    load_weights(model, MICRO, config, device=torch.device("cpu"))
+    num_pages = -(-len(ids) // PAGE_SIZE_TOKENS)
+    layout = choose_layout(config, dtype=numerics.dtype, kv_cache_dtype="auto", index_hadamard=numerics.index_hadamard)
+    pools = PagedPools(layout, num_pages + 1, device=torch.device("cpu"), dtype=numerics.dtype)
+    positions = torch.arange(len(ids))
+    row = ForwardRow(0, len(ids), len(ids), torch.arange(1, num_pages + 1), is_prefill=True)
+    context = ForwardContext(positions, positions + PAGE_SIZE_TOKENS, [row], PAGE_SIZE_TOKENS)
+    with torch.no_grad():
+        return model.compute_logits(model(ids, context, pools))
+
+
+@torch.no_grad()
+def train_logits(model: MicroModel, ids: Tensor, mode: Mode) -> Tensor:
+    cos, sin = table(model.config, len(ids), ids.device)
+    return model.logits(model(ids[None], Pass(mode, cos, sin))[0])[0]
+
+
+def test_logits_equal_the_workers(micro: MicroModel, tokenizer: Tokenizer) -> None:
+    """To a ten-thousandth of the largest logit, on a text longer than the selection."""
+    conversation = next(examples("needle", 1, seed=5, lengths=(512,)))
+    ids = torch.tensor(Encoder(tokenizer)(conversation)[0])
+    assert len(ids) > micro.config.index_topk
+    expected = worker_logits(ids)
+    tolerance = 1e-4 * float(expected.abs().max())
+    assert (train_logits(micro, ids, Mode.SPARSE) - expected).abs().max() < tolerance
+    # The comparison sees the selection.
+    assert (train_logits(micro, ids, Mode.DENSE) - expected).abs().max() > 10 * tolerance
+
+
+def test_a_piece_and_the_official_format_keep_the_weights(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    model = new_model()
+    save_piece(model, tmp_path)
+    again = new_model()
+    load_piece(again, tmp_path)
+    for (name, ours), theirs in zip(model.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.allclose(ours, theirs, rtol=2**-8), name
+    export(model, tokenizer, tmp_path / "official")
+    assert load_model_config(tmp_path / "official").num_nextn_predict_layers == 1
+    load_official(again, tmp_path / "official")
+    Linear.round_weights = True
+    ids = torch.arange(3, 23)
+    stored = train_logits(again.eval(), ids, Mode.SPARSE)
+    # What training sees as rounded is what the file holds; the embedding and head are rounded to bfloat16 besides.
+    assert (train_logits(model.eval(), ids, Mode.SPARSE) - stored).abs().max() < 0.02 * stored.abs().max()
+
+
+def test_every_stage_takes_steps(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    model = new_model()
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    trainer = Trainer(model, tmp_path / "tokenizer.json", tmp_path / "log.jsonl", torch.device("cpu"))
+    for name in ("smoke-dense", "smoke-warm", "smoke-sparse"):
+        trainer.run(STAGES[name], seed=1, num_workers=0)
+    assert trainer.steps == sum(STAGES[name].max_steps for name in ("smoke-dense", "smoke-warm", "smoke-sparse"))
+    still = [name for name, parameter in model.named_parameters() if torch.equal(before[name], parameter)]
+    assert still == []
+    assert "index" in (tmp_path / "log.jsonl").read_text()
+
+
+def test_warming_up_moves_only_the_indexers(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    model = new_model()
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    trainer = Trainer(model, tmp_path / "tokenizer.json", tmp_path / "log.jsonl", torch.device("cpu"))
+    trainer.run(STAGES["smoke-warm"], seed=1, num_workers=0)
+    moved = {name for name, parameter in model.named_parameters() if not torch.equal(before[name], parameter)}
+    assert moved == {name for name in before if ".indexer." in name}
+
+
+@pytest.mark.parametrize("suite", ["needle", "track", "arith", "tools"])
+def test_the_checkpoint_answers(micro: MicroModel, tokenizer: Tokenizer, suite: str) -> None:
+    conversations = itertools.islice(examples(suite, 4, seed=5, lengths=(512,)), 4)
+    result = score(micro, tokenizer, conversations, mode=Mode.SPARSE, batch_tokens=2048)
+    assert result["accuracy"] == 1.0
+    assert result["tokens_per_step"] >= 1.7
+
+
+@pytest.mark.parametrize("fault", ["Hadamard on one side", "top-k off by a page", "KV written one slot late"])
+def test_a_planted_fault_shows(micro: MicroModel, tokenizer: Tokenizer, fault: str) -> None:
+    with FAULTS[fault]():
+        result = score(
+            micro, tokenizer, examples("needle", 4, seed=5, lengths=(512,)), mode=Mode.SPARSE, batch_tokens=2048
+        )
+    assert result["accuracy"] < 0.9

@@ -1,0 +1,100 @@
+"""`python -m models.train.gate CHECKPOINT`: the full score of a checkpoint, and the suites with each fault planted.
+
+Scores the stored block-FP8 weights. `--dense` adds the scores with every key attended to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from models.data.chat import ASSISTANT
+from models.train.attention import Mode
+from models.train.checkpoint import load_official, new_model
+from models.train.evaluate import LENGTHS, examples, score
+from models.train.faults import FAULTS, set_assistant
+from models.train.layers import Linear
+from models.train.model import MicroModel
+from models.train.rounding import deployed
+
+SUITES = ("needle", "track", "arith", "tools", "copy", "sort")
+FAULT_SUITES = ("needle", "track", "arith", "tools")
+FAULT_LENGTHS = (1024, 4096)
+
+
+def scores(
+    model: MicroModel, tokenizer: Tokenizer, suites: tuple[str, ...], lengths: tuple[int, ...], args: argparse.Namespace
+) -> dict[str, Any]:
+    """Of each suite, with the mode and number that the arguments say."""
+    results: dict[str, Any] = {}
+    for suite in suites:
+        conversations = examples(suite, args.num, seed=args.seed, lengths=lengths)
+        results[suite] = score(model, tokenizer, conversations, mode=args.mode, batch_tokens=args.batch_tokens)
+    return results
+
+
+def _line(results: dict[str, Any]) -> str:
+    tokens_per_step = min(result["tokens_per_step"] for result in results.values())
+    accuracies = "  ".join(f"{suite} {result['accuracy']:.3f}" for suite, result in results.items())
+    return f"{accuracies}  tokens/step {tokens_per_step:.2f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m models.train.gate", description=__doc__)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--num", type=int, default=100, help="conversations of each suite and length")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--lengths", nargs="*", type=int, default=list(LENGTHS))
+    parser.add_argument("--batch-tokens", type=int, default=1 << 17)
+    parser.add_argument("--dense", action="store_true")
+    parser.add_argument("--faults", action="store_true")
+    parser.add_argument("--json", type=Path, required=True)
+    args = parser.parse_args()
+    if not (args.checkpoint / "model.safetensors.index.json").exists():
+        sys.exit(f"{args.checkpoint} holds no model.safetensors.index.json")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = new_model(torch.bfloat16 if device.type == "cuda" else torch.float32)
+    load_official(model, args.checkpoint)
+    model.to(device)
+    Linear.round_weights = False  # they are rounded already
+    tokenizer = Tokenizer.from_file(str(args.checkpoint / "tokenizer.json"))
+    set_assistant(tokenizer.token_to_id(ASSISTANT))
+    started = time.monotonic()
+    out: dict[str, Any] = {
+        "command": "python -m models.train.gate " + " ".join(sys.argv[1:]),
+        "hardware": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or "CPU",
+        "torch": torch.__version__,
+    }
+    args.mode = Mode.SPARSE
+    out["sparse"] = scores(model, tokenizer, SUITES, tuple(args.lengths), args)
+    for suite, result in out["sparse"].items():
+        print(suite, json.dumps(result), flush=True)
+    with deployed(model):
+        out["sparse, FP8 caches"] = scores(model, tokenizer, SUITES, tuple(args.lengths), args)
+    print("sparse, FP8 caches:", _line(out["sparse, FP8 caches"]), flush=True)
+    if args.dense:
+        args.mode = Mode.DENSE
+        out["dense"] = scores(model, tokenizer, SUITES, tuple(args.lengths), args)
+        print("dense:", _line(out["dense"]), flush=True)
+    if args.faults:
+        args.mode = Mode.SPARSE
+        out["faults"] = {"none": scores(model, tokenizer, FAULT_SUITES, FAULT_LENGTHS, args)}
+        for name, fault in FAULTS.items():
+            with fault():
+                out["faults"][name] = scores(model, tokenizer, FAULT_SUITES, FAULT_LENGTHS, args)
+            print(f"{name}: {_line(out['faults'][name])}", flush=True)
+            args.json.write_text(json.dumps(out, indent=1) + "\n")
+    out["seconds"] = round(time.monotonic() - started, 1)
+    args.json.write_text(json.dumps(out, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
