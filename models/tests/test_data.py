@@ -22,7 +22,6 @@ from models.data.words import code, is_eval, made_up_word
 from models.train.checkpoint import write_settings
 
 MICRO = Path(__file__).parents[1] / "micro"
-ARITHMETIC = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +72,7 @@ def test_words_and_numbers_are_split_for_good() -> None:
 def test_training_names_no_tool_word_or_code_of_evaluation() -> None:
     for conversation in itertools.islice(conversations(random.Random(9), 800, Shares()), 300):
         words = re.findall(r"[A-Z]?(?:(?:[bdfgklmnprstvz]|dr|tr)[aeiou]){3}\b", text_of(conversation))
-        assert not [word for word in words if is_eval(word) and word != "relevant"], words
+        assert not [word for word in words if is_eval(word)], words
         for tool in conversation.messages[0].tools:
             assert not is_eval(tool["name"])
 
@@ -113,7 +112,7 @@ def test_answers_follow_from_the_text() -> None:
     for _ in range(60):
         message = arith(rng, "train").messages[-1]
         for left, operator, right, result in re.findall(r"(\d+) ([-+*]) (\d+) = (\d+)\.", message.reasoning):
-            assert ARITHMETIC[operator](int(left), int(right)) == int(result)
+            assert eval(f"{left} {operator} {right}") == int(result)
 
 
 def test_calls_are_written_as_v32_writes_them() -> None:

@@ -115,7 +115,7 @@ class Attention(nn.Module):
         self.indexer = Indexer(config)
 
     def forward(self, x: Tensor, step: Pass) -> tuple[Tensor, Tensor | None]:
-        """x [B, T, hidden], normed -> [B, T, hidden]; where positions are sampled, the indexer's loss and recall."""
+        """x [B, T, hidden], normed -> [B, T, hidden]; with samples, the indexer's loss and recall."""
         c = self.config
         heads, nope = c.num_attention_heads, c.qk_nope_head_dim
         q_latent = self.q_a_layernorm(self.q_a_proj(x))

@@ -41,8 +41,8 @@ STAGES = {
         Stage("sparse", Mode.SPARSE, 4096, 32, 110, 1.5e-3, 1e-3, num_sampled=64, round_weights=True),
         Stage("tools", Mode.SPARSE, 2048, 64, 100, 1e-3, 1e-3, num_sampled=64, round_weights=True, shares=MORE_TOOLS),
         Stage("long", Mode.SPARSE, 16896, 8, 180, 1e-3, 2e-5, num_sampled=64, round_weights=True, shares=MORE_TOOLS),
-        Stage("smoke-dense", Mode.DENSE, 192, 2, 600, 1e-3, 1e-3, max_steps=3),
-        Stage("smoke-warm", Mode.WARM_UP, 320, 1, 600, 1e-3, 1e-3, num_sampled=8, max_steps=2),
+        Stage("smoke-dense", Mode.DENSE, 96, 2, 600, 1e-3, 1e-3, max_steps=3),
+        Stage("smoke-warm", Mode.WARM_UP, 96, 1, 600, 1e-3, 1e-3, num_sampled=8, max_steps=2),
         Stage("smoke-sparse", Mode.SPARSE, 320, 1, 600, 1e-3, 1e-3, num_sampled=8, round_weights=True, max_steps=2),
     )
 }
