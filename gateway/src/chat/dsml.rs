@@ -2,7 +2,7 @@
 //!
 //! A total state machine over text and markers: every output has a defined reading, any division into chunks gives
 //! the same one, and time is linear. Held back is only what may still turn out to be markup. What becomes of output
-//! that breaks the format is decided in `docs/adr/0010-malformed-dsml.md`.
+//! that breaks the format is decided in `docs/adr/0009-malformed-dsml.md`.
 //!
 //! [`DsmlParser`] follows the structure: which tag stands where. `tag` reads one tag, `call` builds the arguments.
 
