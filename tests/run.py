@@ -2,8 +2,7 @@
 
     python tests/run.py [--all] [SUITE ...]
 
-`--all` adds the tests marked slow. Suites: rust, worker, kernels, models, packaging, e2e; all of them unless some are
-named.
+`--all` adds the tests marked slow. Suites: rust, worker, kernels, models, packaging, e2e; all unless some are named.
 Needs nothing beyond what `make setup` installs; the exit code is 0 only when every suite ran tests and none failed.
 """
 
