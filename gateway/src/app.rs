@@ -16,7 +16,7 @@ use crate::openai::response::ResponseHead;
 use crate::openai::{Limits, ModelFacts};
 use crate::telemetry::Metrics;
 use crate::text::tokenizer::Tokenizer;
-use crate::worker::client::sha256_hex;
+use crate::worker::calls::sha256_hex;
 use crate::worker::pool::{ModelGate, Pool};
 use crate::worker::{TokenizerFiles, WorkerInfo};
 

@@ -20,6 +20,9 @@ use locate::Surroundings;
 
 use crate::supervisor::WorkerCommand;
 
+/// Proxies cut connections that are idle for as little as half a minute.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
+
 /// A command line that cannot be followed; the message is one sentence for the operator.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("{0}")]
@@ -36,6 +39,8 @@ pub struct Config {
     /// Read instead of asking a worker.
     pub tokenizer: Option<PathBuf>,
     pub drain_timeout: Duration,
+    /// A stream with nothing to say for this long says so.
+    pub keep_alive_interval: Duration,
     /// SHA-256 of the key that clients must show.
     pub api_key_digest: Option<[u8; 32]>,
 }
@@ -92,6 +97,7 @@ impl Config {
             served_model_name,
             tokenizer,
             drain_timeout: Duration::from_secs(args.drain_timeout_s),
+            keep_alive_interval: KEEP_ALIVE_INTERVAL,
             api_key_digest: args.api_key.as_deref().map(digest),
         })
     }

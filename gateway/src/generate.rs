@@ -4,25 +4,25 @@
 //! slows nobody but itself; dropping it, wherever that happens, aborts in the worker what has not ended.
 
 use std::collections::HashMap;
-use std::future::poll_fn;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use thiserror::Error;
 
-use crate::chat::output::{Delta, OutputFold, OutputOptions};
-use crate::openai::logprobs::TokenLogprob;
-use crate::openai::response::Usage;
+use crate::chat::output::OutputOptions;
 use crate::openai::{GenerationSpec, SamplingSpec};
 use crate::route::least_load::{LeastLoad, WorkerLoad};
 use crate::telemetry::Metrics;
 use crate::text::tokenizer::Tokenizer;
 use crate::worker::Failure;
 use crate::worker::client::{Sample, Submission, Ticket};
-use crate::worker::mailbox::{Batch, Cut, End, Mailbox, Row};
+use crate::worker::mailbox::{Cut, Mailbox};
 use crate::worker::pool::{Condition, Pool, ReadyWorker};
+
+mod generation;
+
+pub use generation::{Choice, Finish, Generation, Progress};
 
 /// A request as the pipeline sees it: token ids in, and how to turn tokens back into text.
 #[derive(Clone, Debug)]
@@ -78,47 +78,6 @@ pub enum GenerateError {
     SlowClient,
 }
 
-/// Why a choice ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Finish {
-    /// A stop token of the model or of the request; it gives no text.
-    StopToken(u32),
-    /// A stop string of the request.
-    StopString(String),
-    Length,
-    /// An operator ended it.
-    Abort,
-}
-
-/// What became of one continuation since its taker last cleared it.
-pub struct Choice {
-    pub prompt_index: usize,
-    /// Text of this step; whoever takes it clears it.
-    pub delta: Delta,
-    /// Tokens behind `delta`, where they are kept, a stop token included; to be cleared likewise.
-    pub token_ids: Vec<u32>,
-    /// Log-probabilities of these tokens, where asked for; to be cleared likewise.
-    pub logprobs: Vec<TokenLogprob>,
-    /// Log-probabilities of prompt tokens from the second one on; to be cleared likewise.
-    pub prompt_logprobs: Vec<TokenLogprob>,
-    /// Set in the step in which the choice ends.
-    pub finish: Option<Finish>,
-    pub num_tokens: u32,
-    pub cached_tokens: u32,
-    fold: OutputFold,
-    keeps_token_ids: bool,
-    /// None once the choice has ended.
-    ticket: Option<Ticket>,
-    last_token_at: Option<Instant>,
-}
-
-/// Whether a generation goes on after a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
-    Running,
-    Done,
-}
-
 /// Starts generations, and knows those in progress.
 pub struct Generator {
     pool: Arc<Pool>,
@@ -143,46 +102,16 @@ impl Generator {
         tokenizer: &Arc<Tokenizer>,
         arrived: Instant,
     ) -> Result<Generation, GenerateError> {
-        let id = spec.id;
-        let prompt_lens: Vec<usize> = spec.prompts.iter().map(|prompt| prompt.token_ids.len()).collect();
-        let num_choices = spec.prompts.len() * spec.n as usize;
-        let mailbox = Arc::new(Mailbox::new(num_choices));
-        let choices = (0..num_choices).map(|index| Choice {
-            prompt_index: index / spec.n.max(1) as usize,
-            delta: Delta::default(),
-            token_ids: Vec::new(),
-            logprobs: Vec::new(),
-            prompt_logprobs: Vec::new(),
-            finish: None,
-            num_tokens: 0,
-            cached_tokens: 0,
-            fold: OutputFold::new(tokenizer.clone(), spec.output.clone()),
-            keeps_token_ids: spec.keeps_token_ids,
-            ticket: None,
-            last_token_at: None,
-        });
-        let mut choices: Vec<Choice> = choices.collect();
-        let tickets = self.submit(submissions(spec), &mailbox)?;
-        for (choice, ticket) in choices.iter_mut().zip(tickets) {
-            choice.ticket = Some(ticket);
+        let mut generation = Generation::new(self.clone(), &spec, tokenizer, arrived);
+        for prompt in &spec.prompts {
+            let num_tokens = prompt.token_ids.len();
+            self.metrics.prompt_tokens.increment(num_tokens as u64);
+            self.metrics.request_prompt_tokens.record(num_tokens as f64);
         }
-        self.lock().insert(id, Arc::downgrade(&mailbox));
-        self.metrics.prompt_tokens.increment(prompt_lens.iter().map(|&len| len as u64).sum());
-        for &len in &prompt_lens {
-            self.metrics.request_prompt_tokens.record(len as f64);
-        }
-        Ok(Generation {
-            id,
-            generator: self.clone(),
-            mailbox,
-            batch: Batch::default(),
-            running: choices.len(),
-            choices,
-            moved: Vec::new(),
-            prompt_lens,
-            arrived,
-            saw_token: false,
-        })
+        let tickets = self.submit(submissions(spec), generation.mailbox())?;
+        self.lock().insert(generation.id, Arc::downgrade(generation.mailbox()));
+        generation.hold(tickets);
+        Ok(generation)
     }
 
     /// Ends the generation with this id as aborted; false where there is none.
@@ -198,17 +127,13 @@ impl Generator {
         mailboxes.len()
     }
 
-    fn submit(&self, submissions: Vec<Submission>, mailbox: &Arc<Mailbox>) -> Result<Vec<Ticket>, GenerateError> {
+    fn submit(&self, mut submissions: Vec<Submission>, mailbox: &Arc<Mailbox>) -> Result<Vec<Ticket>, GenerateError> {
         let mut workers = Vec::clone(&self.pool.ready());
-        let mut submissions = Some(submissions);
         while let Some(index) = self.policy.choose(workers.iter().map(load_of)) {
-            let worker = workers.swap_remove(index);
-            let last = workers.is_empty();
-            let submitted = if last { submissions.take() } else { submissions.clone() };
-            match worker.link.submit(submitted.unwrap_or_default(), mailbox) {
+            match workers.swap_remove(index).link.submit(submissions, mailbox) {
                 Ok(tickets) => return Ok(tickets),
                 // Its stream ended a moment ago.
-                Err(_) => continue,
+                Err(returned) => submissions = returned,
             }
         }
         Err(GenerateError::NoWorker(self.why_not_ready()))
@@ -276,193 +201,6 @@ fn sample_seed(seed: u64, index: u32) -> u64 {
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     mixed ^ (mixed >> 31)
-}
-
-/// A request in progress. See the module.
-pub struct Generation {
-    /// Names the request to clients and, as the request id of its first choice, to workers.
-    pub id: u128,
-    pub choices: Vec<Choice>,
-    /// Choices that the last step changed, in order of the news; one may appear more than once.
-    pub moved: Vec<usize>,
-    generator: Arc<Generator>,
-    mailbox: Arc<Mailbox>,
-    batch: Batch,
-    running: usize,
-    prompt_lens: Vec<usize>,
-    arrived: Instant,
-    saw_token: bool,
-}
-
-impl Generation {
-    /// Waits for news and folds all that there is into `choices`; `moved` says which changed.
-    ///
-    /// # Errors
-    /// The request failed as a whole. It must not be polled again.
-    pub fn poll_step(&mut self, context: &mut Context<'_>) -> Poll<Result<Progress, GenerateError>> {
-        self.moved.clear();
-        if self.running == 0 {
-            return Poll::Ready(Ok(Progress::Done));
-        }
-        let taken = ready!(self.mailbox.poll_take(context, &mut self.batch));
-        Poll::Ready(match taken {
-            Ok(()) => self.fold(),
-            Err(Cut::SlowClient) => Err(GenerateError::SlowClient),
-            Err(Cut::Aborted) => {
-                self.abort();
-                Ok(Progress::Done)
-            }
-        })
-    }
-
-    /// The same as a future.
-    ///
-    /// # Errors
-    /// As `poll_step`.
-    pub async fn step(&mut self) -> Result<Progress, GenerateError> {
-        poll_fn(|context| self.poll_step(context)).await
-    }
-
-    /// Whether every choice has ended.
-    #[must_use]
-    pub fn is_done(&self) -> bool {
-        self.running == 0
-    }
-
-    /// Token counts so far. A prompt counts once, however often it is continued.
-    #[must_use]
-    pub fn usage(&self) -> Usage {
-        let mut cached = vec![0; self.prompt_lens.len()];
-        let mut usage = Usage::default();
-        for choice in &self.choices {
-            cached[choice.prompt_index] = choice.cached_tokens.max(cached[choice.prompt_index]);
-            usage.completion_tokens += choice.num_tokens;
-            usage.reasoning_tokens += choice.fold.num_reasoning_tokens();
-        }
-        usage.cached_tokens = cached.iter().sum();
-        usage.prompt_tokens = u32::try_from(self.prompt_lens.iter().sum::<usize>()).unwrap_or(u32::MAX);
-        usage
-    }
-
-    fn fold(&mut self) -> Result<Progress, GenerateError> {
-        let now = Instant::now();
-        let mut batch = std::mem::take(&mut self.batch);
-        let mut token_ids = batch.token_ids.as_slice();
-        let mut failed = None;
-        for row in &mut batch.rows {
-            let (tokens, rest) = token_ids.split_at(row.num_tokens as usize);
-            token_ids = rest;
-            if let Some(End::Failed(failure)) = row.end.take_if(|end| matches!(end, End::Failed(_))) {
-                failed = Some(*failure);
-                break;
-            }
-            self.fold_row(row, tokens, now);
-        }
-        batch.clear();
-        self.batch = batch;
-        match failed {
-            Some(failure) => Err(GenerateError::Worker(failure)),
-            None if self.running == 0 => Ok(Progress::Done),
-            None => Ok(Progress::Running),
-        }
-    }
-
-    fn fold_row(&mut self, row: &mut Row, tokens: &[u32], now: Instant) {
-        let index = row.choice as usize;
-        let Some(choice) = self.choices.get_mut(index).filter(|choice| choice.finish.is_none()) else { return };
-        choice.cached_tokens = row.cached_tokens;
-        choice.prompt_logprobs.append(&mut row.prompt_logprobs);
-        let taken = choice.push_tokens(row, tokens);
-        if taken > 0 {
-            observe_tokens(&self.generator.metrics, choice, taken, now, (!self.saw_token).then_some(self.arrived));
-            self.saw_token = true;
-        }
-        if choice.finish.is_some() {
-            choice.end();
-            self.running -= 1;
-        }
-        self.moved.push(index);
-    }
-
-    fn abort(&mut self) {
-        for (index, choice) in self.choices.iter_mut().enumerate() {
-            if choice.finish.is_none() {
-                choice.finish = Some(Finish::Abort);
-                choice.end();
-                self.moved.push(index);
-            }
-        }
-        self.running = 0;
-    }
-}
-
-impl Drop for Generation {
-    fn drop(&mut self) {
-        self.generator.lock().remove(&self.id);
-        let metrics = &self.generator.metrics;
-        metrics.cached_prompt_tokens.increment(self.usage().cached_tokens.into());
-        for choice in &self.choices {
-            metrics.request_output_tokens.record(f64::from(choice.num_tokens));
-        }
-        metrics.duration.record(self.arrived.elapsed().as_secs_f64());
-    }
-}
-
-impl Choice {
-    /// Tool calls whose arguments are whole.
-    #[must_use]
-    pub fn num_complete_calls(&self) -> u32 {
-        self.fold.num_complete_calls()
-    }
-
-    /// Folds the row's tokens up to a stop string and notes how the choice ended. Returns how many were taken.
-    fn push_tokens(&mut self, row: &mut Row, tokens: &[u32]) -> u32 {
-        let ends_by_token = row.end == Some(End::Stop);
-        let mut taken = 0;
-        for (place, &token_id) in tokens.iter().enumerate() {
-            let is_stop_token = ends_by_token && place + 1 == tokens.len();
-            self.fold.push(token_id, is_stop_token, &mut self.delta);
-            taken += 1;
-            if let Some(matched) = self.fold.stopped() {
-                self.finish = Some(Finish::StopString(matched.to_owned()));
-                break;
-            }
-        }
-        self.num_tokens += taken;
-        if self.keeps_token_ids {
-            self.token_ids.extend_from_slice(&tokens[..taken as usize]);
-        }
-        row.logprobs.truncate(taken as usize);
-        self.logprobs.append(&mut row.logprobs);
-        if self.finish.is_none() {
-            self.finish = match row.end {
-                Some(End::Stop) => Some(Finish::StopToken(tokens.last().copied().unwrap_or_default())),
-                Some(End::Length) => Some(Finish::Length),
-                Some(End::Abort) => Some(Finish::Abort),
-                Some(End::Failed(_)) | None => None,
-            };
-        }
-        taken
-    }
-
-    /// Releases held-back text, and the worker where it still computes.
-    fn end(&mut self) {
-        let is_cut = !matches!(self.finish, Some(Finish::StopToken(_)));
-        self.fold.finish(is_cut, &mut self.delta);
-        self.ticket = None;
-    }
-}
-
-fn observe_tokens(metrics: &Metrics, choice: &mut Choice, taken: u32, now: Instant, first: Option<Instant>) {
-    metrics.output_tokens.increment(taken.into());
-    if let Some(arrived) = first {
-        metrics.ttft.record((now - arrived).as_secs_f64());
-    }
-    if let Some(last) = choice.last_token_at {
-        // Tokens that came together share the time since those before them.
-        metrics.itl.record_many((now - last).as_secs_f64() / f64::from(taken), taken as usize);
-    }
-    choice.last_token_at = Some(now);
 }
 
 #[cfg(test)]

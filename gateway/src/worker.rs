@@ -5,6 +5,7 @@
 use std::fmt;
 use std::time::Duration;
 
+pub mod calls;
 pub mod client;
 pub mod dispatch;
 pub mod mailbox;

@@ -253,11 +253,12 @@ impl DsmlParser {
     /// Acts on the tag after a closing tag inside a value, as far as its name goes.
     fn decide_lookahead(&mut self, first: TagName, out: &mut Delta) {
         let second = TagName::of(&self.tag.name);
-        let ends_call = match (first, self.tag.is_closing, second) {
-            (TagName::Invoke, false, TagName::Invoke) | (_, false, TagName::Calls) => true,
-            (TagName::Invoke, true, TagName::Calls) => true,
-            _ => false,
-        };
+        let ends_call = matches!(
+            (first, self.tag.is_closing, second),
+            (TagName::Invoke, false, TagName::Invoke)
+                | (_, false, TagName::Calls)
+                | (TagName::Invoke, true, TagName::Calls)
+        );
         if ends_call {
             self.end_value_and_call(out);
             self.tag.rest.clear();

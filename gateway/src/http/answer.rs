@@ -126,7 +126,10 @@ pub async fn respond(
         // Nothing within the time is news as well: the headers leave without waiting longer.
         let first = tokio::time::timeout(FIRST_NEWS_PATIENCE, generation.step()).await;
         match first.unwrap_or(Ok(Progress::Running)) {
-            Ok(_) => return EventStream::new(generation, answer, request).into_response(),
+            Ok(_) => {
+                let interval = app.config.keep_alive_interval;
+                return EventStream::new(generation, answer, request, interval).into_response();
+            }
             Err(error) => Err(error),
         }
     } else {

@@ -21,8 +21,6 @@ use crate::error::ApiError;
 use crate::generate::{GenerateError, Generation, Progress};
 use crate::telemetry::Outcome;
 
-/// A stream that has nothing to say for this long says so, lest a proxy between take it for dead.
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 /// What a step of one choice takes, with room to spare.
 const FRAME_BYTES: usize = 512;
 const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
@@ -37,13 +35,15 @@ pub struct EventStream {
     /// Choices already hold a step that has not been written.
     holds_step: bool,
     last_write: Instant,
+    keep_alive_interval: Duration,
     keep_alive: Pin<Box<Sleep>>,
 }
 
 impl EventStream {
-    /// A stream of `generation`, whose first step has been taken already.
+    /// A stream of `generation`, whose first step has been taken already. With nothing to say for
+    /// `keep_alive_interval` it says so, lest a proxy between take it for dead.
     #[must_use]
-    pub fn new(generation: Generation, answer: Answer, request: ActiveRequest) -> Self {
+    pub fn new(generation: Generation, answer: Answer, request: ActiveRequest, keep_alive_interval: Duration) -> Self {
         let now = Instant::now();
         Self {
             generation: Some(generation),
@@ -52,7 +52,8 @@ impl EventStream {
             buffer: Vec::with_capacity(FRAME_BYTES),
             holds_step: true,
             last_write: now,
-            keep_alive: Box::pin(tokio::time::sleep_until(now + KEEP_ALIVE_INTERVAL)),
+            keep_alive_interval,
+            keep_alive: Box::pin(tokio::time::sleep_until(now + keep_alive_interval)),
         }
     }
 
@@ -84,9 +85,9 @@ impl EventStream {
     fn poll_keep_alive(&mut self, context: &mut Context<'_>) -> Poll<()> {
         // The timer is not moved at every write; it finds out when it fires.
         while self.keep_alive.as_mut().poll(context).is_ready() {
-            let due = self.last_write + KEEP_ALIVE_INTERVAL;
+            let due = self.last_write + self.keep_alive_interval;
             let now = Instant::now();
-            self.keep_alive.as_mut().reset(if due > now { due } else { now + KEEP_ALIVE_INTERVAL });
+            self.keep_alive.as_mut().reset(if due > now { due } else { now + self.keep_alive_interval });
             if due <= now {
                 return Poll::Ready(());
             }

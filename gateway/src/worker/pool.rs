@@ -8,7 +8,8 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tracing::{debug, info, warn};
 
-use super::client::{GatewayIdentity, Link, WorkerCalls, WorkerError};
+use super::calls::{GatewayIdentity, WorkerCalls, WorkerError};
+use super::client::{Inbound, Link};
 use super::{Failure, TokenizerFiles, WorkerInfo};
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
@@ -189,7 +190,7 @@ impl Keeper {
         (true, error)
     }
 
-    async fn connect(&self, address: &str) -> Result<(Arc<Link>, super::client::Inbound, WorkerInfo), WorkerError> {
+    async fn connect(&self, address: &str) -> Result<(Arc<Link>, Inbound, WorkerInfo), WorkerError> {
         let calls = WorkerCalls::connect(address).await?;
         let info = calls.info().await?;
         let files = match self.gate.wants_tokenizer() {

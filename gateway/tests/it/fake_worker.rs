@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use baleen_gateway::worker::client::sha256_hex;
+use baleen_gateway::worker::calls::sha256_hex;
 use baleen_gateway::worker::wire;
 use baleen_gateway::worker::wire::worker_server::{Worker, WorkerServer};
 use futures::StreamExt;

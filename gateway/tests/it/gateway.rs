@@ -66,6 +66,7 @@ pub fn config(workers: Vec<String>) -> Config {
         served_model_name: None,
         tokenizer: None,
         drain_timeout: Duration::from_secs(10),
+        keep_alive_interval: PATIENCE,
         api_key_digest: None,
     }
 }

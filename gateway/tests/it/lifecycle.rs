@@ -265,3 +265,20 @@ async fn an_operator_can_abort_one_request_or_all() {
     assert_eq!(gateway.post("/abort_request", &json!({})).await.status, StatusCode::BAD_REQUEST);
     gateway.until_idle().await;
 }
+
+#[tokio::test]
+async fn a_stream_that_waits_says_that_it_lives() {
+    let worker = FakeWorker::start(|_| {
+        let mut acts = vec![Act::Tokens(ids("Long")), Act::Wait(Duration::from_millis(500))];
+        acts.extend(say(" story."));
+        acts
+    })
+    .await;
+    let gateway = Gateway::start_with(&worker, |config| config.keep_alive_interval = Duration::from_millis(50)).await;
+    let mut events = gateway.stream(CHAT, &hello(&json!({"stream": true}))).await;
+    let mut chunks = Vec::new();
+    while content(&chunks, 0) != "Long story." {
+        chunks.push(events.next_json().await);
+    }
+    assert!(events.comments >= 1);
+}

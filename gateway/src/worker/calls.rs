@@ -1,0 +1,238 @@
+//! Unary calls to one worker head: what it is, its tokenizer, its cache.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+use thiserror::Error;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+use super::client::{Inbound, Link};
+use super::dispatch::BrokenStream;
+use super::outbox::{Outbound, Outbox};
+use super::wire::worker_client::WorkerClient;
+use super::{PROTOCOL_VERSION, SILENCE_LIMIT, TokenizerFiles, WorkerInfo, wire};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+const MAX_FRAME_BYTES: usize = 64 * 1024 * 1024;
+/// No tokenizer comes near this; a worker that sends more is not one of ours.
+const MAX_TOKENIZER_BYTES: usize = 256 * 1024 * 1024;
+
+/// Why a worker cannot be used right now.
+#[derive(Debug, Error)]
+pub enum WorkerError {
+    #[error("cannot reach it: {0}")]
+    Unreachable(String),
+    #[error("it is still loading its model")]
+    Loading,
+    #[error("{0}")]
+    Refused(String),
+    #[error("its stream broke: {0}")]
+    Broken(String),
+    #[error(transparent)]
+    Stream(#[from] BrokenStream),
+    #[error("it sent nothing for {} s", SILENCE_LIMIT.as_secs())]
+    Silent,
+}
+
+impl From<Status> for WorkerError {
+    fn from(status: Status) -> Self {
+        match status.code() {
+            Code::Unavailable | Code::Cancelled | Code::Unknown => Self::Unreachable(describe(&status)),
+            _ => Self::Refused(describe(&status)),
+        }
+    }
+}
+
+/// Who the gateway is to a worker: for its logs, and to tell one start of the gateway from the next.
+#[derive(Clone, Debug)]
+pub struct GatewayIdentity {
+    pub id: String,
+    pub epoch: u64,
+}
+
+/// A connection to one worker head.
+#[derive(Clone, Debug)]
+pub struct WorkerCalls {
+    client: WorkerClient<Channel>,
+}
+
+impl WorkerCalls {
+    /// Connects to `address`, a `host:port`.
+    ///
+    /// # Errors
+    /// The address is malformed, or nothing answers there within two seconds.
+    pub async fn connect(address: &str) -> Result<Self, WorkerError> {
+        let endpoint = Endpoint::from_shared(format!("http://{address}"))
+            .map_err(|error| WorkerError::Refused(format!("{address} is not an address: {error}")))?
+            .connect_timeout(CONNECT_TIMEOUT)
+            .tcp_nodelay(true)
+            .initial_stream_window_size(8 * 1024 * 1024)
+            .initial_connection_window_size(16 * 1024 * 1024);
+        let channel = endpoint.connect().await.map_err(|error| WorkerError::Unreachable(with_causes(&error)))?;
+        Ok(Self { client: WorkerClient::new(channel).max_decoding_message_size(MAX_FRAME_BYTES) })
+    }
+
+    /// Asks what the worker is.
+    ///
+    /// # Errors
+    /// `Loading` before its model is loaded; `Refused` where it is not a worker this gateway can use.
+    pub async fn info(&self) -> Result<WorkerInfo, WorkerError> {
+        let mut client = self.client.clone();
+        let call = tokio::time::timeout(CALL_TIMEOUT, client.get_info(wire::GetInfoRequest {}));
+        match call.await.map_err(|_| WorkerError::Silent)? {
+            Ok(response) => usable(response.into_inner()),
+            Err(status) if status.code() == Code::Unavailable && std::error::Error::source(&status).is_none() => {
+                Err(WorkerError::Loading)
+            }
+            Err(status) => Err(status.into()),
+        }
+    }
+
+    /// Fetches the model's tokenizer files and checks them against `sha256`, the digest of tokenizer.json.
+    ///
+    /// # Errors
+    /// The worker has none, sends more than 256 MiB, or sends other bytes than it announced.
+    pub async fn tokenizer(&self, sha256: &str) -> Result<TokenizerFiles, WorkerError> {
+        let mut client = self.client.clone();
+        let mut chunks = client.get_tokenizer(wire::GetTokenizerRequest {}).await?.into_inner();
+        let mut files = TokenizerFiles::default();
+        let mut num_bytes = 0;
+        while let Some(chunk) =
+            tokio::time::timeout(CALL_TIMEOUT, chunks.message()).await.map_err(|_| WorkerError::Silent)??
+        {
+            num_bytes += chunk.data.len();
+            if num_bytes > MAX_TOKENIZER_BYTES {
+                return Err(WorkerError::Refused("its tokenizer files exceed 256 MiB".into()));
+            }
+            match chunk.file() {
+                wire::TokenizerFile::Tokenizer => files.tokenizer.extend_from_slice(&chunk.data),
+                wire::TokenizerFile::TokenizerConfig => {
+                    files.tokenizer_config.get_or_insert_default().extend_from_slice(&chunk.data);
+                }
+                wire::TokenizerFile::ModelConfig => {
+                    files.model_config.get_or_insert_default().extend_from_slice(&chunk.data);
+                }
+                wire::TokenizerFile::Unspecified => {}
+            }
+        }
+        let digest = sha256_hex(&files.tokenizer);
+        if digest != sha256 {
+            return Err(WorkerError::Refused(format!(
+                "its tokenizer.json has digest {digest}, not the announced {sha256}"
+            )));
+        }
+        Ok(files)
+    }
+
+    /// Drops cached pages that no request uses; returns how many.
+    ///
+    /// # Errors
+    /// Requests are running or waiting, or the worker is gone.
+    pub async fn flush_cache(&self) -> Result<u32, Status> {
+        let mut client = self.client.clone();
+        let call = tokio::time::timeout(CALL_TIMEOUT, client.flush_cache(wire::FlushCacheRequest {}));
+        let response = call.await.map_err(|_| Status::deadline_exceeded("the worker did not answer"))??;
+        Ok(response.into_inner().freed_pages)
+    }
+
+    /// Opens the stream and waits for the worker's welcome.
+    ///
+    /// # Errors
+    /// The worker does not welcome this gateway, or is no longer the one that `info` describes.
+    pub async fn open(
+        &self,
+        identity: &GatewayIdentity,
+        info: &WorkerInfo,
+    ) -> Result<(Arc<Link>, Inbound), WorkerError> {
+        let outbox = Arc::new(Outbox::default());
+        let outbound = Outbound::new(outbox.clone(), identity.id.clone(), identity.epoch);
+        let mut client = self.client.clone();
+        let call = tokio::time::timeout(SILENCE_LIMIT, client.connect(outbound));
+        let frames = call.await.map_err(|_| WorkerError::Silent)??.into_inner();
+        let (link, mut inbound) = Link::new(outbox, frames, self.clone());
+        let frame = inbound.next_frame().await?;
+        let Some(welcome) = frame.welcome else {
+            return Err(WorkerError::Refused("its first frame carries no welcome".into()));
+        };
+        check_version(welcome.protocol_version)?;
+        if welcome.boot_epoch != info.boot_epoch {
+            return Err(WorkerError::Broken("it restarted while it was being connected".into()));
+        }
+        Ok((link, inbound))
+    }
+}
+
+/// Lower-case hex of the SHA-256 of `bytes`.
+#[must_use]
+pub fn sha256_hex(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn usable(info: wire::GetInfoResponse) -> Result<WorkerInfo, WorkerError> {
+    check_version(info.protocol_version)?;
+    if !matches!(info.role(), wire::Role::Unified | wire::Role::Unspecified) {
+        return Err(WorkerError::Refused(
+            "it is one half of a disaggregated pair, which this gateway cannot front".into(),
+        ));
+    }
+    let topology = info.topology.unwrap_or_default();
+    if topology.dp_size > 1 || topology.num_nodes > 1 {
+        return Err(WorkerError::Refused(format!(
+            "it has {} data-parallel ranks on {} nodes; this gateway fronts one rank on one node",
+            topology.dp_size, topology.num_nodes
+        )));
+    }
+    Ok(WorkerInfo {
+        boot_epoch: info.boot_epoch,
+        model_id: info.model_id,
+        model_type: info.model_type,
+        config_digest: info.config_digest,
+        tokenizer_sha256: info.tokenizer_sha256,
+        page_size_tokens: info.page_size_tokens,
+        capacity_pages: info.capacity_pages,
+        context_length_tokens: info.context_length_tokens,
+        vocab_size: info.vocab_size,
+        max_running_requests: info.max_running_requests,
+        version: info.worker_version,
+        dtype: info.dtype,
+        device: info.device,
+        eos_token_ids: info.eos_token_ids,
+        features: info.features,
+    })
+}
+
+fn check_version(version: u32) -> Result<(), WorkerError> {
+    if version == PROTOCOL_VERSION {
+        return Ok(());
+    }
+    Err(WorkerError::Refused(format!(
+        "it speaks version {version} of the worker contract and this gateway version {PROTOCOL_VERSION}: \
+         install the same release of both"
+    )))
+}
+
+pub(super) fn describe(status: &Status) -> String {
+    match std::error::Error::source(status) {
+        Some(source) if status.message().is_empty() => with_causes(source),
+        _ if status.message().is_empty() => status.code().description().to_owned(),
+        _ => status.message().to_owned(),
+    }
+}
+
+/// An error and what caused it, on one line, without repetition.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let message = error.to_string();
+        if !text.contains(&message) {
+            text.push_str(": ");
+            text.push_str(&message);
+        }
+        cause = error.source();
+    }
+    text
+}
