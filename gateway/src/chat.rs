@@ -2,6 +2,12 @@
 //!
 //! Pure functions over messages, text and token ids.
 
+pub mod calls;
+pub mod delta;
+pub mod dsml;
 pub mod encode;
+pub mod legacy;
+pub mod markers;
 pub mod output;
+pub mod pyjson;
 pub mod reasoning;

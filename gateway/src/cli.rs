@@ -2,4 +2,5 @@
 
 pub mod banner;
 pub mod probe;
+pub mod records;
 pub mod serve;

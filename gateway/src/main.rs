@@ -3,14 +3,20 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use baleen_gateway::cli::records::RecordsCli;
 use baleen_gateway::cli::serve;
 use baleen_gateway::config::ServeArgs;
+use clap::Parser;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let args = match ServeArgs::parse(std::env::args_os()) {
+    let command_line: Vec<_> = std::env::args_os().collect();
+    if RecordsCli::is_meant(&command_line) {
+        return work_on_records(command_line);
+    }
+    let args = match ServeArgs::parse(command_line) {
         Ok(args) => args,
         Err(error) => {
             let _ = error.print();
@@ -28,6 +34,16 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is_already_told() => ExitCode::FAILURE,
         Err(error) => fail(&error.to_string()),
+    }
+}
+
+fn work_on_records(command_line: Vec<std::ffi::OsString>) -> ExitCode {
+    match RecordsCli::try_parse_from(command_line) {
+        Ok(cli) => cli.run().map_or_else(|error| fail(&error.to_string()), |()| ExitCode::SUCCESS),
+        Err(error) => {
+            let _ = error.print();
+            ExitCode::from(if error.use_stderr() { 2 } else { 0 })
+        }
     }
 }
 

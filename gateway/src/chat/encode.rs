@@ -1,4 +1,4 @@
-//! DeepSeek-V3.2's prompt encoding for system, user and assistant messages, in chat and thinking mode.
+//! DeepSeek-V3.2's prompt encoding: messages of every role, tools, tool calls and results, in chat and thinking mode.
 //!
 //! A prompt is the begin-of-sentence token followed by the renderings of the messages, nothing between them. Every
 //! user message brings its own assistant marker and think token; reasoning is printed only after the last user
@@ -6,6 +6,13 @@
 //!
 //! Text and control tokens stay apart: what a client writes is a text segment and cannot become a control token.
 
+mod messages;
+mod results;
+mod tools;
+
+use serde_json::{Map, Value};
+
+pub use self::results::match_results;
 use crate::text::tokenizer::{Segment, Tokenizer, TokenizerError};
 
 pub const BEGIN_OF_SENTENCE: &str = "<｜begin▁of▁sentence｜>";
@@ -14,26 +21,81 @@ pub const USER: &str = "<｜User｜>";
 pub const ASSISTANT: &str = "<｜Assistant｜>";
 pub const THINK_OPEN: &str = "<think>";
 pub const THINK_CLOSE: &str = "</think>";
+/// Stands in every tag of tool-call markup, and nowhere else.
+pub const DSML: &str = "｜DSML｜";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     System,
     User,
+    /// A user message that may carry tools and a response format; DeepSeek's search agent speaks in it.
+    Developer,
     Assistant,
+    /// The result of a tool call.
+    Tool,
+}
+
+impl Role {
+    /// Whether a message of this role opens an assistant turn.
+    fn opens_turn(self) -> bool {
+        matches!(self, Self::User | Self::Developer)
+    }
 }
 
 /// One message, its content parts joined and null content made empty.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Message {
     pub role: Role,
     pub content: String,
     /// Of an assistant message; empty means none.
     pub reasoning: String,
+    /// Of an assistant message.
+    pub tool_calls: Vec<ToolCall>,
+    /// Of a tool message: the call it answers.
+    pub tool_call_id: Option<String>,
+    /// Of a system or developer message: function objects as the client sent them.
+    pub tools: Vec<Value>,
+    /// Of a system or developer message: what the answer must look like.
+    pub response_format: Option<Value>,
 }
 
 impl Message {
     pub fn new(role: Role, content: impl Into<String>) -> Self {
-        Self { role, content: content.into(), reasoning: String::new() }
+        Self {
+            role,
+            content: content.into(),
+            reasoning: String::new(),
+            tool_calls: Vec::new(),
+            tool_call_id: None,
+            tools: Vec::new(),
+            response_format: None,
+        }
+    }
+}
+
+/// A call of an earlier assistant message.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ToolCall {
+    pub id: Option<String>,
+    pub name: String,
+    pub arguments: Map<String, Value>,
+}
+
+impl ToolCall {
+    /// Reads arguments as clients send them: the text of a JSON object, of which no text at all is the empty one.
+    /// Of a repeated key the last value counts, in the place of the first.
+    ///
+    /// # Errors
+    /// One sentence without a subject: the text is no JSON, or JSON of another kind.
+    pub fn parse_arguments(text: &str) -> Result<Map<String, Value>, String> {
+        if text.trim().is_empty() {
+            return Ok(Map::new());
+        }
+        match serde_json::from_str(text) {
+            Ok(Value::Object(arguments)) => Ok(arguments),
+            Ok(_) => Err("must be a JSON object".to_owned()),
+            Err(error) => Err(format!("must be the text of a JSON object, but it is not JSON: {error}")),
+        }
     }
 }
 
@@ -49,18 +111,31 @@ pub enum Ending {
     ContinueFinal,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct EncodeOptions {
     pub thinking: bool,
     pub ending: Ending,
     pub add_begin_of_sentence: bool,
+    /// Messages at the start that set the state and are not rendered: the prompt continues an earlier one.
+    pub num_context_messages: usize,
+    /// Tools of a conversation without a system message: they stand before it, as on an empty one.
+    pub leading_tools: Vec<Value>,
 }
 
 impl EncodeOptions {
     /// What a chat request wants: begin of sentence, and a turn for the model to fill.
     pub fn request(thinking: bool, continue_final: bool) -> Self {
         let ending = if continue_final { Ending::ContinueFinal } else { Ending::OpenTurn };
-        Self { thinking, ending, add_begin_of_sentence: true }
+        Self { thinking, ending, add_begin_of_sentence: true, num_context_messages: 0, leading_tools: Vec::new() }
+    }
+
+    /// Puts the tools of a request where the model expects them: on the first system message, after its text, or
+    /// before everything else where there is none.
+    pub fn declare_tools(&mut self, messages: &mut [Message], functions: Vec<Value>) {
+        match messages.iter_mut().find(|message| message.role == Role::System) {
+            Some(system) => system.tools = functions,
+            None => self.leading_tools = functions,
+        }
     }
 }
 
@@ -82,12 +157,18 @@ pub enum EncodeError {
 }
 
 /// Renders a conversation. Control tokens are looked up by their text, and only those that are used.
+///
+/// # Errors
+/// A message breaks a rule of the encoding, or the model lacks a control token.
 pub fn encode(messages: &[Message], options: &EncodeOptions, tokenizer: &Tokenizer) -> Result<Encoded, EncodeError> {
     let mut prompt = Prompt::new(tokenizer, options.thinking);
     if options.add_begin_of_sentence {
         prompt.control(BEGIN_OF_SENTENCE)?;
     }
-    let last_user = messages.iter().rposition(|message| message.role == Role::User);
+    if !options.leading_tools.is_empty() {
+        let system = Message { tools: options.leading_tools.clone(), ..Message::new(Role::System, "") };
+        prompt.message(&system, Place { index: 0, last_user: None, is_context: false }, None)?;
+    }
     let continued = match (options.ending, messages.split_last()) {
         (Ending::ContinueFinal, Some((last, _))) if last.role == Role::Assistant => Some(last),
         (Ending::ContinueFinal, _) => {
@@ -98,24 +179,22 @@ pub fn encode(messages: &[Message], options: &EncodeOptions, tokenizer: &Tokeniz
         }
         _ => None,
     };
-    let complete = messages.len() - usize::from(continued.is_some());
-    for (index, message) in messages.iter().take(complete).enumerate() {
-        match message.role {
-            Role::System => prompt.text(&message.content),
-            Role::User => {
-                prompt.control(USER)?;
-                prompt.text(&message.content);
-                prompt.open_turn(Some(index) == last_user)?;
-            }
-            Role::Assistant => {
-                let after_last_user = last_user.is_none_or(|last| index > last);
-                prompt.assistant(message, index, after_last_user)?;
-            }
-        }
+    let rendered = &messages[..messages.len() - usize::from(continued.is_some())];
+    let last_user = messages.iter().rposition(|message| message.role.opens_turn());
+    let mut answering = None;
+    for (index, message) in rendered.iter().enumerate() {
+        let conversation = Place { index, last_user, is_context: index < options.num_context_messages };
+        answering = prompt.message(message, conversation, answering)?;
     }
     if options.ending != Ending::Closed {
-        let previous = complete.checked_sub(1).map(|last| messages[last].role);
-        if previous != Some(Role::User) {
+        if answering.is_some() {
+            return Err(EncodeError::Invalid {
+                param: format!("messages[{}]", rendered.len() - 1),
+                message: "every tool call must be answered before the model goes on".to_owned(),
+            });
+        }
+        let is_open = rendered.last().is_some_and(|last| last.role.opens_turn() || last.role == Role::Tool);
+        if !is_open {
             prompt.open_turn(true)?;
         }
     }
@@ -123,6 +202,23 @@ pub fn encode(messages: &[Message], options: &EncodeOptions, tokenizer: &Tokeniz
         prompt.continue_message(message)?;
     }
     Ok(Encoded { segments: prompt.segments, starts_in_reasoning: prompt.in_reasoning })
+}
+
+/// Where a message stands in its conversation.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    index: usize,
+    /// The last message that opens a turn.
+    last_user: Option<usize>,
+    /// Sets the state without being rendered.
+    is_context: bool,
+}
+
+/// Calls of the last assistant message that wait for their results.
+#[derive(Debug, Clone, Copy)]
+struct Answering {
+    num_calls: usize,
+    num_results: usize,
 }
 
 /// The prompt as far as it is rendered.
@@ -162,25 +258,6 @@ impl<'a> Prompt<'a> {
         self.control(ASSISTANT)?;
         self.in_reasoning = self.thinking && current;
         self.control(if self.in_reasoning { THINK_OPEN } else { THINK_CLOSE })
-    }
-
-    fn assistant(&mut self, message: &Message, index: usize, after_last_user: bool) -> Result<(), EncodeError> {
-        if self.thinking && after_last_user {
-            if message.reasoning.is_empty() {
-                return Err(EncodeError::Invalid {
-                    param: format!("messages[{index}].reasoning_content"),
-                    message: "in thinking mode an assistant message after the last user message must carry its \
-                              reasoning_content"
-                        .to_owned(),
-                });
-            }
-            self.text(&message.reasoning);
-            self.control(THINK_CLOSE)?;
-            self.in_reasoning = false;
-        }
-        self.text(&message.content);
-        self.control(END_OF_SENTENCE)?;
-        Ok(())
     }
 
     /// The start of an answer that the model is to go on with, inside a turn that is open.

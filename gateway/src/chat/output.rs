@@ -4,8 +4,13 @@
 //! (DeepSeek's rule: a stop string inside reasoning does not stop). The result depends on the ids alone, not on how
 //! they are grouped into pushes.
 
+mod tools;
+
 use std::sync::Arc;
 
+use self::tools::ToolFold;
+use crate::chat::calls::Dialect;
+pub use crate::chat::delta::{CallDelta, Delta};
 use crate::chat::reasoning::{ReasoningSplit, TokenPlace};
 use crate::text::detokenizer::Detokenizer;
 use crate::text::stop::{StopMatcher, StopStrings};
@@ -13,25 +18,6 @@ use crate::text::tokenizer::Tokenizer;
 
 /// Opens and closes tool-call markup. It is marked special, yet without it the markup could not be told from text.
 const DSML_MARKER: &str = "｜DSML｜";
-
-/// Text that became certain, to be sent in this order.
-#[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub struct Delta {
-    pub reasoning: String,
-    pub content: String,
-}
-
-impl Delta {
-    pub fn is_empty(&self) -> bool {
-        self.reasoning.is_empty() && self.content.is_empty()
-    }
-
-    /// Empties both texts and keeps their memory.
-    pub fn clear(&mut self) {
-        self.reasoning.clear();
-        self.content.clear();
-    }
-}
 
 #[derive(Debug, Clone, Default)]
 pub struct OutputOptions {
@@ -42,6 +28,9 @@ pub struct OutputOptions {
     pub starts_in_reasoning: bool,
     /// Whether special tokens give no text. The tool-call marker always does.
     pub skip_special_tokens: bool,
+    /// How many tool calls are read out of the output; with 0, markup is text like any other.
+    pub max_tool_calls: u32,
+    pub dialect: Dialect,
 }
 
 /// The text state of one choice.
@@ -56,11 +45,14 @@ pub struct OutputFold {
     skip_special_tokens: bool,
     marker_id: Option<u32>,
     scratch: String,
+    /// Present where calls are read; then it stands for `split` and `detokenizer`.
+    tools: Option<ToolFold>,
 }
 
 impl OutputFold {
     pub fn new(tokenizer: Arc<Tokenizer>, options: OutputOptions) -> Self {
         Self {
+            tools: (options.max_tool_calls > 0).then(|| ToolFold::new(&tokenizer, &options)),
             split: ReasoningSplit::new(&tokenizer, options.starts_in_reasoning),
             detokenizer: Detokenizer::new(),
             watches_stop: !options.stop.is_empty(),
@@ -76,6 +68,12 @@ impl OutputFold {
     /// gives no text. After a stop string was found, tokens are dropped.
     pub fn push(&mut self, token_id: u32, is_stop_token: bool, delta: &mut Delta) {
         if is_stop_token || self.stopped().is_some() {
+            return;
+        }
+        if let Some(tools) = &mut self.tools {
+            let is_visible = !self.skip_special_tokens || !self.tokenizer.is_special(token_id);
+            let bytes = if is_visible { self.tokenizer.token_bytes(token_id) } else { b"" };
+            tools.push(token_id, bytes, &mut self.matcher, delta);
             return;
         }
         match self.split.place(token_id) {
@@ -105,8 +103,13 @@ impl OutputFold {
         self.matcher.found()
     }
 
-    /// Ends the output and appends to `delta` what was held back.
-    pub fn finish(&mut self, delta: &mut Delta) {
+    /// Ends the output and appends to `delta` what was held back. `is_cut` says that the model did not come to its
+    /// end, so that an unfinished call stays unfinished.
+    pub fn finish(&mut self, is_cut: bool, delta: &mut Delta) {
+        if let Some(tools) = &mut self.tools {
+            tools.finish(is_cut, &mut self.matcher, delta);
+            return;
+        }
         if self.split.in_reasoning() {
             self.detokenizer.finish(&mut delta.reasoning);
             return;
@@ -119,7 +122,12 @@ impl OutputFold {
 
     /// Tokens of the output that were reasoning, think tokens not counted.
     pub fn num_reasoning_tokens(&self) -> u32 {
-        self.split.num_reasoning_tokens()
+        self.tools.as_ref().map_or_else(|| self.split.num_reasoning_tokens(), ToolFold::num_reasoning_tokens)
+    }
+
+    /// Tool calls whose arguments are whole.
+    pub fn num_complete_calls(&self) -> u32 {
+        self.tools.as_ref().map_or(0, ToolFold::num_complete_calls)
     }
 
     fn is_visible(&self, token_id: u32) -> bool {

@@ -14,7 +14,9 @@ Flags not listed here go to the worker unchanged, under the names of SGLang's la
 Examples:
   gateway serve                                  the small built-in model, on this machine
   gateway serve /models/DeepSeek-V3.2 --port 8000
-  gateway --worker 10.0.0.1:30001 --worker 10.0.0.2:30001";
+  gateway --worker 10.0.0.1:30001 --worker 10.0.0.2:30001
+  gateway render --tokenizer tokenizer.json FILE what prompt recorded messages become
+  gateway parse FILE                             what recorded outputs mean";
 
 /// OpenAI-compatible server for DeepSeek-V3.2.
 #[derive(Debug, Parser)]

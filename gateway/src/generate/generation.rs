@@ -233,6 +233,12 @@ impl Drop for Generation {
 }
 
 impl Choice {
+    /// Tool calls whose arguments are whole.
+    #[must_use]
+    pub fn num_complete_calls(&self) -> u32 {
+        self.fold.num_complete_calls()
+    }
+
     /// Folds the row's tokens up to a stop string and notes how the choice ended. Returns how many were taken.
     fn push_tokens(&mut self, row: &mut Row, tokens: &[u32]) -> u32 {
         let ends_by_token = row.end == Some(End::Stop);
@@ -265,7 +271,8 @@ impl Choice {
 
     /// Releases held-back text, and the worker where it still computes.
     fn end(&mut self) {
-        self.fold.finish(&mut self.delta);
+        let is_cut = !matches!(self.finish, Some(Finish::StopToken(_)));
+        self.fold.finish(is_cut, &mut self.delta);
         self.ticket = None;
     }
 }

@@ -1,23 +1,26 @@
 //! `POST /v1/chat/completions`: from the body to a specification, and from a generation to the answer.
 
+use std::fmt::Write as _;
 use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
+use sha2::{Digest, Sha256};
 
 use super::answer::{Answer, Prepared, check_model, finish_of, respond};
 use super::sse::write_event;
 use crate::app::{App, Model};
+use crate::chat::calls::Dialect;
 use crate::chat::encode::encode;
 use crate::chat::output::OutputOptions;
 use crate::generate::{Choice, GenerateSpec, Generation, Prompt};
 use crate::openai::chat::response::{
-    ChatChoice, ChatChunkChoice, ChatChunkWriter, ChatDelta, ChatMessage, write_completion,
+    ChatChoice, ChatChunkChoice, ChatChunkWriter, ChatDelta, ChatMessage, ChatToolCall, write_completion,
 };
 use crate::openai::chat::{ChatRequest, ChatSpec};
 use crate::openai::logprobs::ChatLogprobs;
-use crate::openai::response::{FinishReason, ResponseHead, Usage};
+use crate::openai::response::{FinishReason, ResponseHead, StopReason, Usage};
 use crate::openai::{InvalidRequest, StreamSpec};
 use crate::telemetry::EndpointName;
 
@@ -29,7 +32,8 @@ pub async fn create(State(app): State<Arc<App>>, body: Body) -> Response {
 fn prepare(model: &Arc<Model>, body: &[u8]) -> Result<Prepared, InvalidRequest> {
     let request = ChatRequest::parse(body)?;
     check_model(model, request.model())?;
-    let ChatSpec { messages, encode: options, generation } = request.validate(&model.limits, &model.facts)?;
+    let ChatSpec { messages, encode: options, generation, max_tool_calls } =
+        request.validate(&model.limits, &model.facts)?;
     let encoded = encode(&messages, &options, &model.tokenizer)?;
     let token_ids = model
         .tokenizer
@@ -43,6 +47,8 @@ fn prepare(model: &Arc<Model>, body: &[u8]) -> Result<Prepared, InvalidRequest> 
             include_stop: generation.include_stop,
             starts_in_reasoning: encoded.starts_in_reasoning,
             skip_special_tokens: generation.skip_special_tokens,
+            max_tool_calls,
+            dialect: Dialect::V32,
         },
         vec![Prompt { token_ids, max_tokens }],
     );
@@ -51,6 +57,7 @@ fn prepare(model: &Arc<Model>, body: &[u8]) -> Result<Prepared, InvalidRequest> 
     let answer = ChatAnswer {
         writer: ChatChunkWriter::new(head.clone(), stream.include_usage || stream.continuous_usage),
         head,
+        request_id: spec.id,
         stream,
         model: model.clone(),
         thinks: encoded.starts_in_reasoning,
@@ -65,6 +72,8 @@ fn prepare(model: &Arc<Model>, body: &[u8]) -> Result<Prepared, InvalidRequest> 
 pub struct ChatAnswer {
     writer: ChatChunkWriter,
     head: ResponseHead,
+    /// Ids of calls are made from it.
+    request_id: u128,
     stream: StreamSpec,
     model: Arc<Model>,
     thinks: bool,
@@ -100,7 +109,7 @@ impl ChatAnswer {
             });
         }
         self.write_delta(number, choice, usage, out);
-        if let Some((reason, stop_reason)) = finish_of(&self.model, choice)
+        if let Some((reason, stop_reason)) = self.finish_of(choice)
             && !self.choices[index].finish
         {
             self.choices[index].finish = true;
@@ -129,12 +138,28 @@ impl ChatAnswer {
         if !choice.delta.content.is_empty() {
             write(ChatDelta::content(&choice.delta.content));
         }
+        for call in &choice.delta.calls {
+            if let Some(name) = &call.name {
+                let id = call_id(self.request_id, number, call.index);
+                write(ChatDelta::tool_call(&ChatToolCall::new(call.index, &id, name, "")));
+            }
+            if !call.arguments.is_empty() {
+                write(ChatDelta::tool_call(&ChatToolCall::arguments(call.index, &call.arguments)));
+            }
+        }
         if nothing_shows && (!choice.logprobs.is_empty() || !choice.token_ids.is_empty()) {
             write(ChatDelta::empty());
         }
         choice.delta.clear();
         choice.logprobs.clear();
         choice.token_ids.clear();
+    }
+
+    /// A choice that ended by itself with a whole call ended for its calls.
+    fn finish_of<'a>(&self, choice: &'a Choice) -> Option<(FinishReason, Option<StopReason<'a>>)> {
+        let (reason, stop_reason) = finish_of(&self.model, choice)?;
+        let called = reason == FinishReason::Stop && choice.num_complete_calls() > 0;
+        Some((if called { FinishReason::ToolCalls } else { reason }, stop_reason))
     }
 
     pub(super) fn write_end(&self, generation: &Generation, out: &mut Vec<u8>) {
@@ -145,12 +170,37 @@ impl ChatAnswer {
 
     pub(super) fn write_whole(&self, generation: &Generation, out: &mut Vec<u8>) -> serde_json::Result<()> {
         let keeps_ids = self.prompt_token_ids.is_some();
+        let ids: Vec<Vec<String>> = generation
+            .choices
+            .iter()
+            .enumerate()
+            .map(|(index, choice)| {
+                let number = choice_number(index);
+                choice.delta.calls.iter().map(|call| call_id(self.request_id, number, call.index)).collect()
+            })
+            .collect();
+        let calls: Vec<Vec<ChatToolCall<'_>>> = generation
+            .choices
+            .iter()
+            .zip(&ids)
+            .map(|(choice, ids)| {
+                choice
+                    .delta
+                    .calls
+                    .iter()
+                    .zip(ids)
+                    .map(|(call, id)| {
+                        ChatToolCall::new(call.index, id, call.name.as_deref().unwrap_or_default(), &call.arguments)
+                    })
+                    .collect()
+            })
+            .collect();
         let choices = generation.choices.iter().enumerate().map(|(index, choice)| {
-            let (finish_reason, stop_reason) = finish_of(&self.model, choice).unwrap_or((FinishReason::Abort, None));
+            let (finish_reason, stop_reason) = self.finish_of(choice).unwrap_or((FinishReason::Abort, None));
             let reasoning = self.thinks.then_some(choice.delta.reasoning.as_str());
             ChatChoice {
                 index: choice_number(index),
-                message: ChatMessage::new(&choice.delta.content, reasoning),
+                message: ChatMessage::new(&choice.delta.content, reasoning, &calls[index]),
                 logprobs: self
                     .with_logprobs
                     .then_some(ChatLogprobs { tokenizer: &self.model.tokenizer, tokens: &choice.logprobs }),
@@ -162,6 +212,20 @@ impl ChatAnswer {
         let choices: Vec<ChatChoice<'_>> = choices.collect();
         write_completion(&self.head, &choices, &generation.usage(), self.prompt_token_ids.as_deref(), out)
     }
+}
+
+/// The id of a call: the same in every form of an answer, and no other call's.
+fn call_id(request_id: u128, choice: u32, call: u32) -> String {
+    let mut digest = Sha256::new();
+    digest.update(request_id.to_be_bytes());
+    digest.update(choice.to_be_bytes());
+    digest.update(call.to_be_bytes());
+    let digest = digest.finalize();
+    let mut id = String::from("call_");
+    for byte in &digest[..12] {
+        let _ = write!(id, "{byte:02x}");
+    }
+    id
 }
 
 /// A choice's `index`; validation keeps the number of choices far below 2³².

@@ -36,6 +36,7 @@ fn prepare(model: &Arc<Model>, body: &[u8]) -> Result<Prepared, InvalidRequest> 
         include_stop: generation.include_stop,
         starts_in_reasoning: false,
         skip_special_tokens: generation.skip_special_tokens,
+        ..OutputOptions::default()
     };
     let keeps_prompts = generation.return_token_ids || (echo && generation.sampling.logprobs.is_some());
     let num_choices = prompts.len() * generation.n as usize;

@@ -3,6 +3,7 @@
 mod messages;
 pub mod response;
 mod thinking;
+mod tools;
 
 use std::fmt;
 
@@ -10,11 +11,12 @@ use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Vi
 
 use self::messages::WireMessage;
 use self::thinking::ThinkingFields;
+use self::tools::{ToolChoice, Tools, WireTool};
 use super::error::InvalidRequest;
 use super::fields::{Asks, Integer, parse_body};
 use super::generation::{GenerationFields, GenerationSpec, ModelFacts};
 use super::limits::Limits;
-use crate::chat::encode::{EncodeOptions, Message};
+use crate::chat::encode::{EncodeOptions, Message, match_results};
 
 /// A request as it was sent: its types are right, its values are not yet checked.
 #[derive(Debug, Default)]
@@ -25,8 +27,9 @@ pub struct ChatRequest {
     continue_final_message: Option<bool>,
     logprobs: Option<bool>,
     top_logprobs: Option<Integer>,
-    tools: Option<Vec<IgnoredAny>>,
+    tools: Option<Vec<WireTool>>,
     tool_choice: Option<ToolChoice>,
+    parallel_tool_calls: Option<bool>,
     functions: Asks,
     function_call: Asks,
     response_format: Option<ResponseFormat>,
@@ -38,6 +41,18 @@ pub struct ChatSpec {
     pub messages: Vec<Message>,
     pub encode: EncodeOptions,
     pub generation: GenerationSpec,
+    /// How many calls the answer may hold; 0 where no tools are declared, and markup is text like any other.
+    pub max_tool_calls: u32,
+}
+
+/// What a request says, apart from how it is to be generated.
+#[derive(Debug)]
+pub struct Conversation {
+    pub messages: Vec<Message>,
+    pub encode: EncodeOptions,
+    max_tool_calls: u32,
+    /// The field that asks for calls which the worker would have to enforce.
+    enforced_by: Option<String>,
 }
 
 impl ChatRequest {
@@ -51,13 +66,22 @@ impl ChatRequest {
         self.fields.model.as_deref()
     }
 
-    pub fn validate(self, limits: &Limits, model: &ModelFacts) -> Result<ChatSpec, InvalidRequest> {
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// The first field that is wrong, or that asks for an ability this server lacks.
+    pub fn validate(mut self, limits: &Limits, model: &ModelFacts) -> Result<ChatSpec, InvalidRequest> {
         self.refuse_unbuilt()?;
-        let thinking = self.thinking.resolve(model.thinks_by_default)?;
-        let (messages, prefix) = messages::validate(self.messages)?;
-        let continue_final = prefix || self.continue_final_message.unwrap_or(false);
+        let conversation = self.take_conversation(model.thinks_by_default)?;
+        let Conversation { mut messages, encode, max_tool_calls, enforced_by } = conversation;
+        if let Some(field) = enforced_by {
+            let message = format!("'{field}' is not implemented by this server: it cannot force or constrain calls.");
+            return Err(InvalidRequest::not_implemented(field, message));
+        }
+        match_results(&mut messages)?;
         let logprobs = chat_logprobs(limits, self.logprobs, self.top_logprobs)?;
         let max_tokens_param = self.fields.sampling.max_tokens_param();
+        let thinking = self.thinking.resolve(model.thinks_by_default)?;
         let mut generation = self.fields.validate(limits, model)?;
         if generation.sampling.max_tokens == Some(0) {
             let message = format!("'{max_tokens_param}' must be at least 1.");
@@ -68,20 +92,61 @@ impl ChatRequest {
             let budget = limits.thinking_budget.check_u32("thinking.budget_tokens", budget)?;
             generation.sampling.thinking_budget.get_or_insert(budget);
         }
-        Ok(ChatSpec { messages, encode: EncodeOptions::request(thinking.enabled, continue_final), generation })
+        Ok(ChatSpec { messages, encode, generation, max_tool_calls })
     }
 
-    /// Tools and structured answers are refused by name; `tool_choice: "none"` asks for no tools.
+    /// The conversation alone, as it is rendered: constraints on the answer are no part of the prompt. With
+    /// `reorders_results`, tool results follow the order of their calls; where their ids do not fit the calls they
+    /// stay where they are, for recorded conversations often lack ids.
+    ///
+    /// # Errors
+    /// A message, a tool or the thinking switch is wrong.
+    pub fn into_conversation(
+        mut self,
+        thinks_by_default: bool,
+        reorders_results: bool,
+    ) -> Result<Conversation, InvalidRequest> {
+        let mut conversation = self.take_conversation(thinks_by_default)?;
+        let mut matched = conversation.messages.clone();
+        if reorders_results && match_results(&mut matched).is_ok() {
+            conversation.messages = matched;
+        }
+        Ok(conversation)
+    }
+
+    fn take_conversation(&mut self, thinks_by_default: bool) -> Result<Conversation, InvalidRequest> {
+        let thinking = self.thinking.resolve(thinks_by_default)?.enabled;
+        let (mut messages, prefix) = messages::validate(self.messages.take())?;
+        let tools = Tools::validate(self.tools.take().unwrap_or_default())?;
+        let choice = self.tool_choice.take().unwrap_or(ToolChoice::Auto);
+        choice.check(&tools)?;
+        let continue_final = prefix || self.continue_final_message.unwrap_or(false);
+        let mut encode = EncodeOptions::request(thinking, continue_final);
+        let declared = choice != ToolChoice::None && !tools.functions.is_empty();
+        let mut enforced_by = None;
+        if declared {
+            enforced_by = tools.strict;
+            if choice != ToolChoice::Auto {
+                enforced_by = Some("tool_choice".to_owned());
+            }
+            encode.declare_tools(&mut messages, tools.functions);
+        }
+        let max_tool_calls = match (declared, self.parallel_tool_calls) {
+            (false, _) => 0,
+            (true, Some(false)) => 1,
+            (true, _) => u32::MAX,
+        };
+        Ok(Conversation { messages, encode, max_tool_calls, enforced_by })
+    }
+
+    /// What the worker would have to enforce is refused by name, once it is known to be well-formed.
     fn refuse_unbuilt(&self) -> Result<(), InvalidRequest> {
-        let tools_wanted = self.tools.as_ref().is_some_and(|tools| !tools.is_empty());
         let structured = self.response_format.as_ref().is_some_and(|format| format.kind != "text");
-        let field = match self.tool_choice {
-            Some(ToolChoice::Some) => "tool_choice",
-            None if tools_wanted => "tools",
-            _ if structured => "response_format",
-            _ if self.functions.0 => "functions",
-            _ if self.function_call.0 => "function_call",
-            _ => return Ok(()),
+        let field = match structured {
+            true => "response_format",
+            false if self.functions.0 => "functions",
+            false if self.function_call.0 => "function_call",
+            false => return Ok(()),
         };
         let message = format!("'{field}' is not implemented by this server.");
         Err(InvalidRequest::not_implemented(field, message))
@@ -100,36 +165,6 @@ fn chat_logprobs(limits: &Limits, wanted: Option<bool>, top: Option<Integer>) ->
         return Err(InvalidRequest::field("top_logprobs", message));
     }
     Ok(wanted.then_some(top))
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ToolChoice {
-    None,
-    Some,
-}
-
-impl<'de> Deserialize<'de> for ToolChoice {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ToolChoiceVisitor;
-        impl<'de> Visitor<'de> for ToolChoiceVisitor {
-            type Value = ToolChoice;
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("\"none\", \"auto\", \"required\" or an object that names a function")
-            }
-            fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<ToolChoice, E> {
-                match value {
-                    "none" => Ok(ToolChoice::None),
-                    "auto" | "required" => Ok(ToolChoice::Some),
-                    _ => Err(E::invalid_value(serde::de::Unexpected::Str(value), &self)),
-                }
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ToolChoice, A::Error> {
-                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-                Ok(ToolChoice::Some)
-            }
-        }
-        deserializer.deserialize_any(ToolChoiceVisitor)
-    }
 }
 
 #[derive(Debug)]
@@ -181,6 +216,7 @@ impl ChatRequest {
             "top_logprobs" => self.top_logprobs = map.next_value()?,
             "tools" => self.tools = map.next_value()?,
             "tool_choice" => self.tool_choice = map.next_value()?,
+            "parallel_tool_calls" => self.parallel_tool_calls = map.next_value()?,
             "functions" => self.functions = map.next_value()?,
             "function_call" => self.function_call = map.next_value()?,
             "response_format" => self.response_format = map.next_value()?,

@@ -20,6 +20,7 @@ pub enum FinishReason {
     Stop,
     /// `max_tokens` or the end of the context.
     Length,
+    ToolCalls,
     /// An operator ended the request.
     Abort,
 }

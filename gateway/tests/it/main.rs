@@ -8,4 +8,5 @@ mod gateway;
 mod http_rules;
 mod lifecycle;
 mod supervisor;
+mod tools;
 mod workers;

@@ -159,7 +159,7 @@ proptest! {
         let roles = [Role::System, Role::User, Role::Assistant];
         let mut messages: Vec<Message> = contents
             .into_iter()
-            .map(|(role, content, reasoning)| Message { role: roles[role], content, reasoning: reasoning + "." })
+            .map(|(role, content, reasoning)| Message { reasoning: reasoning + ".", ..Message::new(roles[role], content) })
             .collect();
         messages.push(message(Role::User, "q"));
         let options = EncodeOptions::request(thinking, false);

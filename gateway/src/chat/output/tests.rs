@@ -19,7 +19,13 @@ const END_THINK: u32 = 1939;
 const NO_ROW: u32 = 2000;
 
 fn options(stop: &[&str], starts_in_reasoning: bool) -> OutputOptions {
-    OutputOptions { stop: StopStrings::new(stop), include_stop: false, starts_in_reasoning, skip_special_tokens: true }
+    OutputOptions {
+        stop: StopStrings::new(stop),
+        include_stop: false,
+        starts_in_reasoning,
+        skip_special_tokens: true,
+        ..OutputOptions::default()
+    }
 }
 
 fn ids(text: &str) -> Vec<u32> {
@@ -40,7 +46,7 @@ fn fold(ids: &[u32], options: OutputOptions) -> Folded {
         fold.push(*id, *id == EOS, &mut delta);
     }
     let stopped = fold.stopped().map(str::to_owned);
-    fold.finish(&mut delta);
+    fold.finish(false, &mut delta);
     Folded {
         reasoning: delta.reasoning,
         content: delta.content,
@@ -205,7 +211,7 @@ proptest! {
             whole.reasoning.push_str(&delta.reasoning);
             whole.content.push_str(&delta.content);
         }
-        fold.finish(&mut whole);
+        fold.finish(false, &mut whole);
         prop_assert_eq!(whole.reasoning, reasoning);
         prop_assert_eq!(whole.content, content);
     }

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
 
+use super::tools::WireCall;
 use crate::chat::encode::{Message, Role};
 use crate::openai::error::InvalidRequest;
 use crate::openai::fields::Asks;
@@ -21,8 +22,8 @@ pub(super) struct WireMessage {
     /// Another name of `reasoning_content`.
     reasoning: Option<String>,
     prefix: Option<bool>,
-    #[serde(default)]
-    tool_calls: Asks,
+    tool_calls: Option<Vec<WireCall>>,
+    tool_call_id: Option<String>,
     #[serde(default)]
     function_call: Asks,
 }
@@ -122,37 +123,48 @@ pub(super) fn validate(messages: Option<Vec<WireMessage>>) -> Result<(Vec<Messag
 fn validate_one(message: WireMessage, index: usize) -> Result<Message, InvalidRequest> {
     let param = |field: &str| format!("messages[{index}].{field}");
     let role = parse_role(message.role, &param("role"))?;
-    for (field, Asks(asks)) in [("tool_calls", message.tool_calls), ("function_call", message.function_call)] {
-        if asks {
-            let param = param(field);
-            let text = format!("'{param}' is not implemented by this server.");
-            return Err(InvalidRequest::not_implemented(param, text));
-        }
+    if message.function_call.0 {
+        let param = param("function_call");
+        let text = format!("'{param}' is not implemented by this server; use 'tool_calls'.");
+        return Err(InvalidRequest::not_implemented(param, text));
     }
+    let calls = message.tool_calls.unwrap_or_default();
+    if role != Role::Assistant && !calls.is_empty() {
+        let param = param("tool_calls");
+        let text = format!("'{param}' is only allowed on assistant messages.");
+        return Err(InvalidRequest::field(param, text));
+    }
+    let calls = calls.into_iter().enumerate();
+    let tool_calls = calls.map(|(place, call)| call.validate(&format!("messages[{index}].tool_calls[{place}]")));
+    let tool_calls = tool_calls.collect::<Result<Vec<_>, _>>()?;
     let content = match (message.content, role) {
         (Some(Content(text)), _) => text,
         (None, Role::Assistant) => String::new(),
-        (None, Role::System | Role::User) => {
+        (None, _) => {
             let param = param("content");
             let text = format!("'{param}' is required.");
             return Err(InvalidRequest::field(param, text));
         }
     };
     let reasoning = message.reasoning_content.or(message.reasoning).unwrap_or_default();
-    Ok(Message { role, content, reasoning })
+    Ok(Message { reasoning, tool_calls, tool_call_id: message.tool_call_id, ..Message::new(role, content) })
 }
 
 fn parse_role(role: Option<String>, param: &str) -> Result<Role, InvalidRequest> {
     match role.as_deref() {
         Some("system") => Ok(Role::System),
         Some("user") => Ok(Role::User),
+        Some("developer") => Ok(Role::Developer),
         Some("assistant") => Ok(Role::Assistant),
-        Some(known @ ("developer" | "tool" | "function")) => {
-            let text = format!("Messages of role {known:?} are not implemented by this server.");
+        Some("tool") => Ok(Role::Tool),
+        Some("function") => {
+            let text = "Messages of role \"function\" are not implemented by this server; use \"tool\".";
             Err(InvalidRequest::not_implemented(param, text))
         }
         Some(other) => {
-            let text = format!("'{param}' must be \"system\", \"user\" or \"assistant\", but it is {other:?}.");
+            let text = format!(
+                "'{param}' must be \"system\", \"developer\", \"user\", \"assistant\" or \"tool\", but it is {other:?}."
+            );
             Err(InvalidRequest::field(param, text))
         }
         None => Err(InvalidRequest::field(param, format!("'{param}' is required."))),

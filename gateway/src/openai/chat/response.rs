@@ -9,15 +9,48 @@ use crate::openai::response::{ChunkUsage, FinishReason, ResponseHead, StopReason
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct ChatMessage<'a> {
     role: &'static str,
-    content: &'a str,
+    content: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<&'a str>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    tool_calls: &'a [ChatToolCall<'a>],
 }
 
 impl<'a> ChatMessage<'a> {
-    /// `reasoning` is absent when the request did not think.
-    pub fn new(content: &'a str, reasoning: Option<&'a str>) -> Self {
-        Self { role: "assistant", content, reasoning_content: reasoning }
+    /// `reasoning` is absent when the request did not think. An answer of calls alone has null content.
+    pub fn new(content: &'a str, reasoning: Option<&'a str>, tool_calls: &'a [ChatToolCall<'a>]) -> Self {
+        let content = (!content.is_empty() || tool_calls.is_empty()).then_some(content);
+        Self { role: "assistant", content, reasoning_content: reasoning, tool_calls }
+    }
+}
+
+/// A call, or what is new of it: the first delta of a call says everything but the arguments, the others only them.
+#[derive(Debug, Clone, Serialize)]
+pub struct ChatToolCall<'a> {
+    index: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    r#type: Option<&'static str>,
+    function: ChatFunction<'a>,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+struct ChatFunction<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    arguments: &'a str,
+}
+
+impl<'a> ChatToolCall<'a> {
+    pub fn new(index: u32, id: &'a str, name: &'a str, arguments: &'a str) -> Self {
+        let function = ChatFunction { name: Some(name), arguments };
+        Self { index, id: Some(id), r#type: Some("function"), function }
+    }
+
+    /// More of a call's arguments.
+    pub fn arguments(index: u32, arguments: &'a str) -> Self {
+        Self { index, id: None, r#type: None, function: ChatFunction { name: None, arguments } }
     }
 }
 
@@ -74,6 +107,8 @@ pub struct ChatDelta<'a> {
     content: Option<Nullable<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<&'a [ChatToolCall<'a>]>,
 }
 
 /// A string or an explicit null.
@@ -85,7 +120,8 @@ impl<'a> ChatDelta<'a> {
     /// The first delta of a choice. A thinking answer begins with reasoning, so its content is still null.
     pub fn role(thinking: bool) -> Self {
         let content = if thinking { None } else { Some("") };
-        Self { role: Some("assistant"), content: Some(Nullable(content)), reasoning_content: thinking.then_some("") }
+        let reasoning_content = thinking.then_some("");
+        Self { role: Some("assistant"), content: Some(Nullable(content)), reasoning_content, tool_calls: None }
     }
 
     pub fn reasoning(text: &'a str) -> Self {
@@ -94,6 +130,10 @@ impl<'a> ChatDelta<'a> {
 
     pub fn content(text: &'a str) -> Self {
         Self { content: Some(Nullable(Some(text))), ..Self::default() }
+    }
+
+    pub fn tool_call(call: &'a ChatToolCall<'a>) -> Self {
+        Self { tool_calls: Some(std::slice::from_ref(call)), ..Self::default() }
     }
 
     /// The delta of the chunk that carries the finish reason.

@@ -254,10 +254,13 @@ fn top_logprobs_need_logprobs() {
 #[test]
 fn what_is_not_built_is_refused_by_name() {
     let tools = json!([{"type": "function", "function": {"name": "f"}}]);
-    refused(with(json!({"tools": tools})), 501, "tools");
-    refused(with(json!({"tools": tools, "tool_choice": "auto"})), 501, "tool_choice");
-    refused(with(json!({"tool_choice": "required"})), 501, "tool_choice");
-    refused(with(json!({"tool_choice": {"type": "function", "function": {"name": "f"}}})), 501, "tool_choice");
+    refused(with(json!({"tools": tools, "tool_choice": "required"})), 501, "tool_choice");
+    let named = |name| json!({"tools": tools, "tool_choice": {"type": "function", "function": {"name": name}}});
+    refused(with(named("f")), 501, "tool_choice");
+    refused(with(named("g")), 400, "tool_choice.function.name");
+    refused(with(json!({"tool_choice": "required"})), 400, "tool_choice");
+    let strict = json!([{"type": "function", "function": {"name": "f", "strict": true}}]);
+    refused(with(json!({"tools": strict})), 501, "tools[0].function.strict");
     refused(with(json!({"response_format": {"type": "json_object"}})), 501, "response_format");
     refused(with(json!({"response_format": {"type": "json_schema", "json_schema": {}}})), 501, "response_format");
     refused(with(json!({"functions": [{"name": "f"}]})), 501, "functions");
@@ -282,14 +285,75 @@ fn messages_are_required_and_checked() {
     refused(messages(json!([{"role": "user", "content": 3}])), 400, "messages[0].content");
     refused(messages(json!([{"role": "user", "content": {"text": "x"}}])), 400, "messages[0].content");
     refused(messages(json!([{"role": "user", "content": "a"}, 7])), 400, "messages[1]");
-    for role in ["tool", "developer", "function"] {
-        let error = messages(json!([{"role": role, "content": "x", "tool_call_id": "c"}])).unwrap_err();
-        assert_eq!((error.kind, error.param.as_deref()), (RejectKind::NotImplemented, Some("messages[0].role")));
-        assert!(error.message.contains(role), "{error}");
+    let error = messages(json!([{"role": "function", "content": "x"}])).unwrap_err();
+    assert_eq!((error.kind, error.param.as_deref()), (RejectKind::NotImplemented, Some("messages[0].role")));
+    assert!(messages(json!([{"role": "developer", "content": "x"}])).is_ok());
+}
+
+/// A history with one assistant message of these calls and these results.
+fn history(calls: &Value, results: &[(&str, &str)]) -> Result<ChatSpec, InvalidRequest> {
+    let mut list = vec![json!({"role": "user", "content": "x"}), json!({"role": "assistant", "tool_calls": calls})];
+    list.extend(results.iter().map(|(id, text)| json!({"role": "tool", "tool_call_id": id, "content": text})));
+    messages(json!(list))
+}
+
+fn call(id: &str, arguments: &Value) -> Value {
+    json!({"id": id, "type": "function", "function": {"name": "f", "arguments": arguments}})
+}
+
+#[test]
+fn tool_results_follow_the_order_of_their_calls() {
+    let none = json!("");
+    let calls = json!([call("a", &none), call("b", &none), call("c", &none)]);
+    let spec = history(&calls, &[("c", "3"), ("a", "1"), ("b", "2")]).unwrap();
+    let results: Vec<&str> = spec.messages[2..].iter().map(|message| message.content.as_str()).collect();
+    assert_eq!(results, ["1", "2", "3"]);
+    refused(history(&calls, &[("c", "3"), ("a", "1")]), 400, "messages[1].tool_calls");
+    refused(history(&calls, &[]), 400, "messages[1].tool_calls");
+    refused(history(&calls, &[("c", "3"), ("a", "1"), ("d", "2")]), 400, "messages[4].tool_call_id");
+    refused(history(&calls, &[("c", "3"), ("c", "1"), ("b", "2")]), 400, "messages[3].tool_call_id");
+    refused(history(&json!([]), &[("a", "1")]), 400, "messages[2].role");
+    refused(messages(json!([{"role": "tool", "tool_call_id": "a", "content": "1"}])), 400, "messages[0].role");
+    refused(history(&json!([call("a", &none), call("a", &none)]), &[]), 400, "messages[1].tool_calls[1].id");
+    let nameless = json!([{"function": {"name": "f", "arguments": ""}}]);
+    refused(history(&nameless, &[("a", "1")]), 400, "messages[1].tool_calls[0].id");
+    let missing = json!([{"role": "user", "content": "x", "tool_calls": [call("a", &none)]}]);
+    refused(messages(missing), 400, "messages[0].tool_calls");
+}
+
+#[test]
+fn arguments_are_an_object_or_its_text() {
+    let read = |arguments: Value| history(&json!([call("a", &arguments)]), &[("a", "1")]);
+    let object = |arguments: Value| Value::Object(read(arguments).unwrap().messages[1].tool_calls[0].arguments.clone());
+    assert_eq!(object(json!("")), json!({}));
+    assert_eq!(object(json!({"q": 1})), json!({"q": 1}));
+    assert_eq!(object(json!("{\"k\": 1, \"z\": 2, \"k\": 3}")).to_string(), r#"{"k":3,"z":2}"#);
+    for wrong in
+        [json!(null), json!(3), json!([]), json!("[]"), json!("{"), json!("NaN"), json!("{\"a\": \"\\ud800\"}")]
+    {
+        refused(read(wrong), 400, "messages[1].tool_calls[0].function.arguments");
     }
-    let call = json!([{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]);
-    let history = json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": null, "tool_calls": call}]);
-    refused(messages(history), 501, "messages[1].tool_calls");
+}
+
+#[test]
+fn tools_are_checked_and_kept_as_they_were_sent() {
+    let function = json!({"parameters": {"type": "object"}, "name": "f-1_x", "strict": false, "extra": [1]});
+    let spec = with(json!({"tools": [{"type": "function", "function": function}]})).unwrap();
+    assert_eq!((spec.max_tool_calls, &spec.encode.leading_tools), (u32::MAX, &vec![function.clone()]));
+    let one = json!({"tools": [{"function": function}], "parallel_tool_calls": false});
+    assert_eq!(with(one).unwrap().max_tool_calls, 1);
+    let none = with(json!({"tools": [{"function": function}], "tool_choice": "none"})).unwrap();
+    assert_eq!((none.max_tool_calls, none.encode.leading_tools), (0, vec![]));
+    let tool = |function: Value| with(json!({"tools": [{"type": "function", "function": function}]}));
+    for name in ["", "a b", "é", "a.b"] {
+        refused(tool(json!({"name": name})), 400, "tools[0].function.name");
+    }
+    refused(tool(json!({"name": 3})), 400, "tools[0].function.name");
+    refused(tool(json!({"name": "f", "parameters": []})), 400, "tools[0].function.parameters");
+    refused(tool(json!({"name": "f", "strict": 1})), 400, "tools[0].function.strict");
+    refused(with(json!({"tools": [{"type": "web"}]})), 400, "tools[0].type");
+    refused(with(json!({"tools": [{"function": function}, {"function": function}]})), 400, "tools[1].function.name");
+    refused(with(json!({"tools": {}})), 400, "tools");
 }
 
 #[test]

@@ -28,7 +28,7 @@ fn chunk(with_usage: bool, choice: ChatChunkChoice<'_>, usage: Option<&Usage>) -
 fn a_whole_answer_has_the_documented_fields() {
     let choice = ChatChoice {
         index: 0,
-        message: ChatMessage::new("a\n", None),
+        message: ChatMessage::new("a\n", None, &[]),
         logprobs: None,
         finish_reason: FinishReason::Length,
         stop_reason: None,
@@ -36,7 +36,7 @@ fn a_whole_answer_has_the_documented_fields() {
     };
     let thinking = ChatChoice {
         index: 1,
-        message: ChatMessage::new("", Some("hm")),
+        message: ChatMessage::new("", Some("hm"), &[]),
         finish_reason: FinishReason::Stop,
         stop_reason: Some(StopReason::Text("END")),
         token_ids: Some(&[3, 4]),
