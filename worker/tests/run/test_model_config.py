@@ -74,7 +74,8 @@ def test_what_may_be_left_out(tmp_path: Path) -> None:
 
 
 def test_defaults_of_yarn(tmp_path: Path) -> None:
-    config = load(tmp_path, changed(rope_scaling={"type": "yarn", "original_max_position_embeddings": 4096}))
+    scaling = {"type": "yarn", "original_max_position_embeddings": 4096}
+    config = load(tmp_path, changed(rope_scaling=scaling, max_position_embeddings=16384))
     assert config.rope_scaling == RopeScaling(16384 / 4096, 4096, 32.0, 1.0, 0.0, 0.0)
 
 
