@@ -82,7 +82,7 @@ CASES: list[tuple[str, str, Body, int, str | None]] = [
 
 # Fields the contract carries and nothing honours yet: refused by name, never ignored.
 UNBUILT: list[tuple[str, dict[str, Any]]] = [
-    ("tools", chat(tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}])),
+    ("strict", chat(tools=[{"type": "function", "function": {"name": "f", "strict": True, "parameters": {}}}])),
     ("response_format", chat(response_format={"type": "json_object"})),
     ("logit_bias", chat(logit_bias={"5": 1})),
     ("frequency_penalty", chat(frequency_penalty=0.5)),
