@@ -194,7 +194,7 @@ class Abort(_message.Message):
     def __init__(self, key: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("key", "request_id", "attempt", "prompt_token_ids", "sampling", "dp_rank", "priority", "deadline_ms", "cache_salt", "trace_parent", "sample_group", "disaggregation", "json_schema", "regex", "ebnf", "structural_tag")
+    __slots__ = ("key", "request_id", "attempt", "prompt_token_ids", "sampling", "dp_rank", "priority", "deadline_ms", "cache_salt", "trace_parent", "sample_group", "disaggregation", "json_schema", "regex", "ebnf", "structural_tag", "starts_in_reasoning")
     KEY_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +211,7 @@ class Submit(_message.Message):
     REGEX_FIELD_NUMBER: _ClassVar[int]
     EBNF_FIELD_NUMBER: _ClassVar[int]
     STRUCTURAL_TAG_FIELD_NUMBER: _ClassVar[int]
+    STARTS_IN_REASONING_FIELD_NUMBER: _ClassVar[int]
     key: int
     request_id: bytes
     attempt: int
@@ -227,7 +228,8 @@ class Submit(_message.Message):
     regex: str
     ebnf: str
     structural_tag: str
-    def __init__(self, key: _Optional[int] = ..., request_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., dp_rank: _Optional[int] = ..., priority: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., trace_parent: _Optional[str] = ..., sample_group: _Optional[_Union[SampleGroup, _Mapping]] = ..., disaggregation: _Optional[_Union[DisaggregationLeg, _Mapping]] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., ebnf: _Optional[str] = ..., structural_tag: _Optional[str] = ...) -> None: ...
+    starts_in_reasoning: bool
+    def __init__(self, key: _Optional[int] = ..., request_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., dp_rank: _Optional[int] = ..., priority: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., trace_parent: _Optional[str] = ..., sample_group: _Optional[_Union[SampleGroup, _Mapping]] = ..., disaggregation: _Optional[_Union[DisaggregationLeg, _Mapping]] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., ebnf: _Optional[str] = ..., structural_tag: _Optional[str] = ..., starts_in_reasoning: _Optional[bool] = ...) -> None: ...
 
 class SampleGroup(_message.Message):
     __slots__ = ("group_id", "index", "size")
