@@ -53,6 +53,11 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
+    @property
+    def needs_history(self) -> bool:
+        """Whether a choice depends on more of the tokens before it than the logits do."""
+        return False
+
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
     """One prompt to be continued once. `request_id` and `attempt` identify it across processes, for logs and leases."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from baleen_worker.output import Load, Output, RequestError
 from baleen_worker.request import ErrorCode, FinishReason, Request, RequestId
 from baleen_worker.residency import Residency
-from baleen_worker.sequence import Deadlines, Sequence, State, WaitingQueue
+from baleen_worker.sequence import Deadlines, Sequence, State, WaitingQueue, admission_of
 from baleen_worker.step import Admission, PlannedRow, StepOutput, StepPlan
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class Scheduler:
             self._waiting.remove(sequence)
             self._residency.enter(sequence)
             self._prefilling[sequence.id] = sequence
-            draft.admissions.append(Admission(sequence.slot, sequence.request.sampling))
+            draft.admissions.append(admission_of(sequence))
             self._plan_chunk(draft, sequence)
 
     def _next_admission(self) -> Sequence | None:

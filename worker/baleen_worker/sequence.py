@@ -10,6 +10,8 @@ import heapq
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from baleen_worker.step import Admission
+
 if TYPE_CHECKING:
     from baleen_worker.request import Request, RequestId
 
@@ -31,6 +33,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "host_dependent",
         "id",
         "max_len",
         "num_in_flight",
@@ -54,6 +57,9 @@ class Sequence:
         self.max_len = self.num_prompt + sampling.max_tokens
         self.stop_ids = frozenset(sampling.stop_token_ids)
         self.reserved_pages = reserved_pages
+        # Its next token depends on what the host makes of its last one, so no row of it is planned before that one is
+        # committed.
+        self.host_dependent = False
         self.state = State.WAITING
         self.num_planned = 0
         self.num_in_flight = 0
@@ -64,6 +70,14 @@ class Sequence:
     def num_output(self) -> int:
         """Tokens generated so far."""
         return len(self.token_ids) - self.num_prompt
+
+
+def admission_of(sequence: Sequence) -> Admission:
+    """What the runner is told when a sequence has got its slot, for the first time or after a preemption."""
+    sampling = sequence.request.sampling
+    if not sampling.needs_history:
+        return Admission(sequence.slot, sampling)
+    return Admission(sequence.slot, sampling, tuple(sequence.token_ids), sequence.num_prompt)
 
 
 class WaitingQueue:

@@ -21,10 +21,16 @@ from baleen_worker.request import SamplingParams
 
 
 class Admission(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A request takes a slot: whatever the slot held before is void."""
+    """A request takes a slot: whatever the slot held before is void.
+
+    `token_ids` are its tokens so far, the prompt (`num_prompt` of them) and what was generated before a preemption;
+    both are left empty unless its sampling depends on them (`SamplingParams.needs_history`).
+    """
 
     slot: int
     sampling: SamplingParams
+    token_ids: Sequence[int] = ()
+    num_prompt: int = 0
 
 
 class PlannedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -35,6 +41,8 @@ class PlannedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     table at offset `p % 64`.
     `sample` asks for the token that follows the last one; it is output number `output_index` of its request.
     `score_token_ids` asks for log-probabilities of given tokens: element i is scored by the logits at `start + i`.
+    `mask` says which tokens may be sampled: bit v % 32 of little-endian int32 number v // 32 is set for token v; empty
+    allows all.
     """
 
     slot: int
@@ -45,6 +53,7 @@ class PlannedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sample: bool
     output_index: int
     score_token_ids: Sequence[int] = ()
+    mask: bytes = b""
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
