@@ -37,6 +37,7 @@ class FakeConfig:
 
     step_ms: float = 0.0
     poison_token_id: int | None = None
+    script: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,11 @@ def parse(arguments: Sequence[str]) -> LaunchConfig:
         context_length=values["context_length"],
         seed=values["seed"],
         runner=values["runner"],
-        fake=FakeConfig(step_ms=values["fake_step_ms"], poison_token_id=values["fake_poison_token_id"]),
+        fake=FakeConfig(
+            step_ms=values["fake_step_ms"],
+            poison_token_id=values["fake_poison_token_id"],
+            script=values["fake_script"],
+        ),
         log_level=values["log_level"],
     )
     head = HeadConfig(
@@ -164,6 +169,7 @@ def _parser() -> argparse.ArgumentParser:
         "--fake-step-ms", type=_milliseconds, default=0.0, metavar="MS", help="how long a step of the fake runner takes"
     )
     add("--fake-poison-token-id", type=_integer(0), metavar="ID", help="the fake runner raises at this prompt token")
+    add("--fake-script", type=Path, metavar="FILE", help="answers for the fake runner to replay (JSON lines)")
 
     launch_flags.add_to(parser)
     return parser

@@ -22,6 +22,7 @@ from baleen_worker.step import BuiltRunner, PlannedRow, StepOutput, StepPlan, To
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from baleen_worker.fake_script import FakeScript
     from baleen_worker.request import SamplingParams
 
 PAGE_SIZE = 64
@@ -62,10 +63,18 @@ def build_fake_runner(
     max_total_tokens: int | None,
     step_ms: float,
     poison_token_id: int | None,
+    script: FakeScript | None,
 ) -> BuiltRunner:
     """The fake runner as the rank process uses it; pages for a million tokens when no number is given."""
     num_pages = (max_total_tokens or _DEFAULT_CAPACITY_TOKENS) // PAGE_SIZE + 1
-    runner = FakeRunner(num_pages, vocab_size, avoid_ids=avoid_ids, step_ms=step_ms, poison_token_id=poison_token_id)
+    runner = FakeRunner(
+        num_pages,
+        vocab_size,
+        avoid_ids=avoid_ids,
+        step_ms=step_ms,
+        poison_token_id=poison_token_id,
+        script=script,
+    )
     return BuiltRunner(
         runner=runner,
         num_pages=num_pages,
@@ -82,7 +91,8 @@ class FakeRunner:
 
     `step_ms`: how long a step takes, 0 for no time. `eos_after`: (output index, token id) to say from that index on.
     `poison_token_id`: a prompt that holds it makes its step raise, in `collect` when `poison_in_collect`, else in
-    `launch` after half of its effects.
+    `launch` after half of its effects. `script`: answers to replay; its own tokens follow where one ends
+    without an end-of-sequence id.
     """
 
     def __init__(
@@ -95,6 +105,7 @@ class FakeRunner:
         eos_after: tuple[int, int] | None = None,
         poison_token_id: int | None = None,
         poison_in_collect: bool = False,
+        script: FakeScript | None = None,
     ) -> None:
         self._vocab_size = vocab_size
         self._avoid_ids = frozenset(avoid_ids)
@@ -102,6 +113,7 @@ class FakeRunner:
         self._eos_after = eos_after
         self._poison_token_id = poison_token_id
         self._poison_in_collect = poison_in_collect
+        self._script = script
         self._pages: list[_Page] = [_Page() for _ in range(num_pages)]
         self._owners: dict[int, _Owner] = {}
 
@@ -159,6 +171,7 @@ class FakeRunner:
             page.owner = owner
             page.place = place
             page.states = []
+            page.token_ids = []
             owner.table.append(number)
         return None
 
@@ -168,6 +181,8 @@ class FakeRunner:
         state = _START if start == 0 else self._state_at(owner, start - 1)
         states = [state := _mix(state, token_id) for token_id in token_ids]
         self._write(owner, start, states)
+        if self._script is not None:
+            self._write_ids(owner, start, token_ids)
         owner.last_start, owner.next_start = start, start + len(token_ids)
 
         if row.score_token_ids:
@@ -180,7 +195,9 @@ class FakeRunner:
         if is_last or row.output_index == 0:
             for place in range(len(owner.table)):
                 self._check_page(owner, place, start + len(token_ids))
-        token_id = self._sample(state, row.output_index)
+        if self._script is not None and row.output_index == 0:
+            owner.answer = self._script.answer_to(self._prompt_ids(owner, start + len(token_ids)))
+        token_id = self._sample(owner, state, row.output_index)
         owner.sampled = (owner.next_start, token_id)
         owner.num_sampled = row.output_index + 1
         if owner.sampling.logprobs is not None:
@@ -227,7 +244,19 @@ class FakeRunner:
             self._pages[owner.table[place]].states[offset:] = states[written : written + count]
             written += count
 
-    def _sample(self, state: int, output_index: int) -> int:
+    def _write_ids(self, owner: _Owner, start: int, token_ids: Iterable[int]) -> None:
+        """What a script is matched against: pages keep ids too, so that a prompt is known however it came into them."""
+        for position, token_id in enumerate(token_ids, start):
+            place, offset = divmod(position, PAGE_SIZE)
+            self._pages[owner.table[place]].token_ids[offset:] = [token_id]
+
+    def _prompt_ids(self, owner: _Owner, num_tokens: int) -> list[int]:
+        held = [token_id for number in owner.table for token_id in self._pages[number].token_ids]
+        return held[:num_tokens]
+
+    def _sample(self, owner: _Owner, state: int, output_index: int) -> int:
+        if owner.answer is not None and output_index < len(owner.answer):
+            return owner.answer[output_index]
         if self._eos_after is not None and output_index >= self._eos_after[0]:
             return self._eos_after[1]
         return _choose(state, output_index, self._vocab_size, self._avoid_ids)
@@ -269,6 +298,7 @@ class _Owner:
     """One stay of a request in a slot: the generation that pages are tagged with."""
 
     __slots__ = (
+        "answer",
         "last_start",
         "lost_page",
         "next_check",
@@ -288,17 +318,19 @@ class _Owner:
         self.num_sampled: int | None = None
         self.sampled: tuple[int, int] | None = None
         self.lost_page: int | None = None
+        self.answer: tuple[int, ...] | None = None
 
 
 class _Page:
     """`states[o]` is the hash state after the token at offset o; the tag says whose page it is, and which."""
 
-    __slots__ = ("owner", "place", "states")
+    __slots__ = ("owner", "place", "states", "token_ids")
 
     def __init__(self) -> None:
         self.owner: _Owner | None = None
         self.place = -1
         self.states: list[int] = []
+        self.token_ids: list[int] = []
 
 
 def _mix(state: int, token_id: int) -> int:

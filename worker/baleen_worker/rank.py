@@ -24,6 +24,7 @@ from baleen_worker.cache.pages import PagePool
 from baleen_worker.config import WorkerConfig
 from baleen_worker.engine import Engine
 from baleen_worker.fake_runner import build_fake_runner
+from baleen_worker.fake_script import FakeScript
 from baleen_worker.messages import Fatal, Loading, Ready
 from baleen_worker.scheduler import Scheduler, SchedulerLimits
 from baleen_worker.wire import RankEnd
@@ -116,12 +117,14 @@ def _start(assignment: Assignment, end: RankEnd) -> Engine:
 def _build(assignment: Assignment, end: RankEnd) -> BuiltRunner:
     config = assignment.worker
     if config.runner == "fake":
+        script = config.fake.script
         return build_fake_runner(
             vocab_size=assignment.vocab_size,
             avoid_ids=assignment.eos_token_ids,
             max_total_tokens=config.max_total_tokens,
             step_ms=config.fake.step_ms,
             poison_token_id=config.fake.poison_token_id,
+            script=None if script is None else FakeScript.load(script, assignment.vocab_size),
         )
     from baleen_worker.runner import build_runner  # imports torch, which the fake runner does without
 

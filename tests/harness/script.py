@@ -1,0 +1,58 @@
+"""Scripts for the fake runner: what a test wants the model to say, written as text.
+
+A line of a script is brought on by a cue in the newest message. Texts become ids with the micro model's tokenizer,
+control tokens included, as a model would have produced them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from harness.processes import MICRO_MODEL
+from tokenizers import Tokenizer
+
+END = "<｜end▁of▁sentence｜>"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A user message or a tool result that is exactly `cue` gets `answer`; END belongs into it where it should end."""
+
+    cue: str
+    answer: str
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """The micro model's."""
+    return Tokenizer.from_file(str(MICRO_MODEL / "tokenizer.json"))
+
+
+def ids(text: str) -> list[int]:
+    """Control tokens in `text` become their ids."""
+    return tokenizer().encode(text, add_special_tokens=False).ids
+
+
+def write_script(path: Path, lines: list[Line]) -> Path:
+    """Writes `--fake-script`'s file."""
+    scenes = [{"cue": ids(line.cue), "answer": ids(line.answer)} for line in lines]
+    path.write_text("".join(f"{json.dumps(scene)}\n" for scene in scenes), "utf-8")
+    return path
+
+
+def call(name: str, arguments: dict[str, object]) -> str:
+    """One invoke in V3.2's markup."""
+    parameters = "".join(
+        f'<｜DSML｜parameter name="{key}" string="{str(isinstance(value, str)).lower()}">'
+        f"{value if isinstance(value, str) else json.dumps(value)}</｜DSML｜parameter>\n"
+        for key, value in arguments.items()
+    )
+    return f'<｜DSML｜invoke name="{name}">\n{parameters}</｜DSML｜invoke>\n'
+
+
+def calls(*invokes: str) -> str:
+    """A block of calls, as it follows content."""
+    return f"\n\n<｜DSML｜function_calls>\n{''.join(invokes)}</｜DSML｜function_calls>"
