@@ -11,6 +11,7 @@ from contextlib import ExitStack
 import openai
 import pytest
 from harness.processes import Gateway, serve_arguments
+from harness.script import PLAY, write_script
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +32,14 @@ def slow_stack() -> Iterator[Gateway]:
 def model_stack() -> Iterator[Gateway]:
     """Computes the micro model in float32."""
     with Gateway(*serve_arguments("model", "--dtype", "float32")) as gateway:
+        yield gateway.ready()
+
+
+@pytest.fixture(scope="session")
+def scripted_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """Says what `harness.script.PLAY` has it say, at 2 ms a token."""
+    script = write_script(tmp_path_factory.mktemp("script") / "play.jsonl", PLAY)
+    with Gateway(*serve_arguments("fake", "--fake-step-ms", "2", "--fake-script", str(script))) as gateway:
         yield gateway.ready()
 
 

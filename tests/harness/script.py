@@ -56,3 +56,15 @@ def call(name: str, arguments: dict[str, object]) -> str:
 def calls(*invokes: str) -> str:
     """A block of calls, as it follows content."""
     return f"\n\n<｜DSML｜function_calls>\n{''.join(invokes)}</｜DSML｜function_calls>"
+
+
+# One small model for every client: it greets, thinks, adds by two parallel calls, writes JSON, and talks.
+TWO_CALLS = calls(call("add", {"a": 2, "b": 3}), call("add", {"a": 40, "b": 2}))
+PLAY = [
+    Line("Say hello.", "Hello there, friend." + END),
+    Line("Think first.", "A greeting is due.</think>Hello." + END),
+    Line("Add 2 and 3, and 40 and 2.", "Adding." + TWO_CALLS + END),
+    Line("42", "The sums are 5 and 42." + END),  # the result of the second call
+    Line("Write a sum as JSON.", '{"sum": 42}' + END),
+    Line("Talk for long.", " and so on" * 400 + END),
+]
