@@ -70,7 +70,7 @@ def report(event: str, **fields: Any) -> None:
 class _Head:
     def __init__(self, config: LaunchConfig) -> None:
         self._model = _read_model(config)
-        self._config = config = _fit(config, self._model)
+        self._config = config = fit_to_model(config, self._model)
         self._state = WorkerState(boot_epoch=secrets.randbits(64), files=_tokenizer_files(config.worker.model_dir))
         self._streams = Streams()
         self._rank_end = HeadEnd()
@@ -366,7 +366,7 @@ def _read_model(config: LaunchConfig) -> ModelConfig:
         raise FatalError(str(error)) from None
 
 
-def _fit(config: LaunchConfig, model: ModelConfig) -> LaunchConfig:
+def fit_to_model(config: LaunchConfig, model: ModelConfig) -> LaunchConfig:
     """The configuration with the numbers that depend on the model filled in."""
     worker = config.worker
     longest = model.max_position_embeddings

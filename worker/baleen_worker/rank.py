@@ -16,13 +16,13 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from baleen_worker.cache.pages import PagePool
 from baleen_worker.config import WorkerConfig
-from baleen_worker.engine import Engine
+from baleen_worker.engine import Engine, Inbox, Outbox
 from baleen_worker.fake_runner import build_fake_runner
 from baleen_worker.fake_script import FakeScript
 from baleen_worker.messages import Fatal, Loading, Ready
@@ -74,7 +74,7 @@ def main() -> int:
     end = RankEnd(assignment.socket_path)
     engine = None
     try:
-        engine = _start(assignment, end)
+        engine = start_engine(assignment, end)
         engine.run()
     except Exception as error:
         # A start that fails is explained by its sentence; afterwards only our own mistakes and broken devices end here.
@@ -84,7 +84,15 @@ def main() -> int:
     return 1
 
 
-def _start(assignment: Assignment, end: RankEnd) -> Engine:
+class End(Inbox, Outbox, Protocol):
+    """Both directions to whoever drives the engine."""
+
+
+def start_engine(assignment: Assignment, end: End) -> Engine:
+    """Builds runner and scheduler, tells `end` that they are ready, and returns the engine, not yet running.
+
+    Raises ValueError, with a sentence for the operator, for what the model folder, device or memory does not allow.
+    """
     config = assignment.worker
     started_s = time.monotonic()
     built = _build(assignment, end)
@@ -114,7 +122,7 @@ def _start(assignment: Assignment, end: RankEnd) -> Engine:
     return Engine(scheduler, built.runner, end, end)
 
 
-def _build(assignment: Assignment, end: RankEnd) -> BuiltRunner:
+def _build(assignment: Assignment, end: End) -> BuiltRunner:
     config = assignment.worker
     if config.runner == "fake":
         script = config.fake.script
