@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from baleen_worker import launch_flags
+from baleen_worker import launch_flags, logit_processors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,6 +47,7 @@ class WorkerConfig:
     `max_total_tokens` bounds the pages; without it they fill `mem_fraction_static` of the device's memory.
     `chunked_prefill_size` is the token budget of one step, decodes included; -1 computes any prompt in one step.
     `context_length` only lowers the model's own.
+    `logit_processors`: name and "module:attribute" of each plugin that requests may name.
     """
 
     model_dir: Path
@@ -60,6 +61,7 @@ class WorkerConfig:
     max_queued_requests: int = 4096
     chunked_prefill_size: int = 2048
     context_length: int | None = None
+    logit_processors: tuple[tuple[str, str], ...] = ()
     page_size: int = PAGE_SIZE_TOKENS
     seed: int = 0
     runner: str = "model"
@@ -100,6 +102,7 @@ def parse(arguments: Sequence[str]) -> LaunchConfig:
         max_queued_requests=values["max_queued_requests"],
         chunked_prefill_size=values["chunked_prefill_size"],
         context_length=values["context_length"],
+        logit_processors=_logit_processors(values),
         seed=values["seed"],
         runner=values["runner"],
         fake=FakeConfig(
@@ -163,6 +166,16 @@ def _parser() -> argparse.ArgumentParser:
         help="token budget of one step, decodes included; a multiple of 64, or -1 for whole prompts (default 2048)",
     )
 
+    add = parser.add_argument_group("sampling").add_argument
+    add(
+        "--logit-processor",
+        type=_named_place,
+        action="append",
+        default=[],
+        metavar="NAME=MODULE:ATTRIBUTE",
+        help="a plugin that requests may name in logit_processors; may be repeated. Installed ones need no flag",
+    )
+
     add = parser.add_argument_group("tests and measurements").add_argument
     add("--runner", choices=RUNNERS, default="model", help="fake: checked deterministic tokens, no model")
     add(
@@ -185,6 +198,28 @@ def _model_dir(values: dict[str, Any]) -> Path:
     if not chosen.is_dir():
         raise ConfigError(f"{chosen} is not a folder: MODEL_DIR is a folder with config.json and safetensors files")
     return chosen
+
+
+def _logit_processors(values: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Plugins of the command line and of installed distributions. The fake runner has no logits to process."""
+    given: list[tuple[str, str]] = values["logit_processor"]
+    if values["runner"] == "fake":
+        if given:
+            raise ConfigError("--logit-processor has no effect on the fake runner, which has no logits: leave it out")
+        return ()
+    names = [name for name, _ in given]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"--logit-processor names {twice} twice: keep one")
+    return tuple((logit_processors.installed() | dict(given)).items())
+
+
+def _named_place(text: str) -> tuple[str, str]:
+    name, _, place = text.partition("=")
+    module, _, attribute = place.partition(":")
+    if not (name and module and attribute):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=MODULE:ATTRIBUTE")
+    return name, place
 
 
 def _integer(minimum: int, maximum: int | None = None) -> Any:

@@ -26,14 +26,15 @@ import msgspec
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from baleen_worker.config import ConfigError, LaunchConfig
-from baleen_worker.limits import ModelFacts
+from baleen_worker.config import ConfigError, LaunchConfig, WorkerConfig
+from baleen_worker.limits import SAMPLING_FEATURES, ModelFacts
 from baleen_worker.messages import Fatal, Flushed, Loading, Ready, StepDone
 from baleen_worker.model_config import ModelConfig, load_model_config
 from baleen_worker.pb import worker_pb2 as pb
 from baleen_worker.rank import Assignment
 from baleen_worker.server import PROTOCOL_VERSION, SERVICE_NAME, WorkerService, WorkerState
 from baleen_worker.streams import StreamEndedError, Streams
+from baleen_worker.vocabulary import read_control_tokens
 from baleen_worker.wire import HeadEnd
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class _Head:
     def __init__(self, config: LaunchConfig) -> None:
         self._model = _read_model(config)
         self._config = config = fit_to_model(config, self._model)
+        self._think_ids = _think_ids(config.worker.model_dir)
         self._state = WorkerState(boot_epoch=secrets.randbits(64), files=_tokenizer_files(config.worker.model_dir))
         self._streams = Streams()
         self._rank_end = HeadEnd()
@@ -145,6 +147,9 @@ class _Head:
             vocab_size=self._model.vocab_size,
             context_length=context_length,
             eos_token_ids=tuple(self._model.eos_token_ids),
+            think_ids=self._think_ids,
+            logit_processors=tuple(name for name, _ in config.worker.logit_processors),
+            features=_features(config.worker),
         )
         tokenizer = self._state.files.get(pb.TOKENIZER_FILE_TOKENIZER)
         self._state.info = pb.GetInfoResponse(
@@ -168,7 +173,7 @@ class _Head:
             dtype=ready.dtype,
             device=ready.device,
             eos_token_ids=self._model.eos_token_ids,
-            features=["prompt_logprobs"],
+            features=_features(config.worker),
         )
         facts = {
             "device": ready.device,
@@ -364,6 +369,20 @@ def _read_model(config: LaunchConfig) -> ModelConfig:
         return load_model_config(config.worker.model_dir)
     except ValueError as error:
         raise FatalError(str(error)) from None
+
+
+def _think_ids(model_dir: Path) -> tuple[int, int] | None:
+    try:
+        control_ids = read_control_tokens(model_dir)
+    except ValueError as error:
+        raise FatalError(str(error)) from None
+    ids = control_ids.get("<think>"), control_ids.get("</think>")
+    return None if ids[0] is None or ids[1] is None else (ids[0], ids[1])
+
+
+def _features(worker: WorkerConfig) -> tuple[str, ...]:
+    """What GetInfo lists; the fake runner has no logits to change."""
+    return ("prompt_logprobs",) if worker.runner == "fake" else ("prompt_logprobs", *SAMPLING_FEATURES)
 
 
 def fit_to_model(config: LaunchConfig, model: ModelConfig) -> LaunchConfig:

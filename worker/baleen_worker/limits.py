@@ -1,12 +1,13 @@
 """Turns a Submit of the contract into a Request, or says which field is wrong and how to mend it.
 
 The numbers come from `limits.json`, the table that the gateway reads too; defaults are those that the contract states.
-Fields of the contract that this worker does not serve yet are refused by name, never ignored.
+Fields of the contract that this worker does not serve are refused by name, never ignored.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from baleen_worker.output import RequestError
-from baleen_worker.request import ErrorCode, Request, SamplingParams
+from baleen_worker.request import Constraint, ErrorCode, Request, SamplingParams, ThinkingBudget
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from baleen_worker.pb import worker_pb2 as pb
 
 REQUEST_ID_BYTES = 16
@@ -52,8 +55,17 @@ LIMITS: dict[str, Limit] = msgspec.json.decode(
     resources.files("baleen_worker.pb").joinpath("limits.json").read_bytes(), type=_Table
 ).fields
 
-# Sampling fields that must be neutral, until they are built.
-_NEUTRAL = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "min_tokens": 0}
+# Abilities that need the model's logits, and those that need to know which bytes its tokens are.
+SAMPLING_FEATURES = ("penalties", "logit_bias", "min_tokens", "thinking_budget", "logit_processors")
+CONSTRAINT_FEATURES = ("json_schema", "regex", "ebnf", "structural_tag")
+# Fields that ask for an ability unless they are neutral.
+_OPTIONAL: dict[str, tuple[str, float | None]] = {
+    "repetition_penalty": ("penalties", 1.0),
+    "frequency_penalty": ("penalties", 0.0),
+    "presence_penalty": ("penalties", 0.0),
+    "min_tokens": ("min_tokens", 0),
+    "thinking_budget": ("thinking_budget", None),
+}
 _RANGED = (
     "max_tokens",
     "min_tokens",
@@ -73,11 +85,18 @@ _RANGED = (
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a request is checked against."""
+    """What a request is checked against.
+
+    `think_ids`: the ids of `<think>` and `</think>`, None when the model's tokenizer lacks them. `logit_processors`:
+    names of the plugins. `features`: optional abilities of the worker, as GetInfo lists them.
+    """
 
     vocab_size: int
     context_length: int
     eos_token_ids: tuple[int, ...]
+    think_ids: tuple[int, int] | None = None
+    logit_processors: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
 
 
 class InvalidSubmitError(ValueError):
@@ -91,12 +110,13 @@ class InvalidSubmitError(ValueError):
 def to_request(submit: pb.Submit, stream: int, model: ModelFacts) -> Request:
     """The request that a Submit describes, all defaults filled in. Raises InvalidSubmitError."""
     _check_ranges(submit)
-    _check_built(submit)
+    _check_built(submit, model)
     prompt_ids = _prompt(submit, model)
     return Request(
         id=(stream, submit.key),
         prompt_token_ids=prompt_ids,
-        sampling=_sampling(submit.sampling, len(prompt_ids), model),
+        sampling=_sampling(submit, len(prompt_ids), model),
+        constraint=_constraint(submit, model),
         request_id=submit.request_id,
         attempt=submit.attempt,
         priority=submit.priority,
@@ -128,19 +148,16 @@ def _check_ranges(submit: pb.Submit) -> None:
         raise InvalidSubmitError("sample_group", f"index {group.index} must be below the group's size {group.size}")
 
 
-def _check_built(submit: pb.Submit) -> None:
+def _check_built(submit: pb.Submit, model: ModelFacts) -> None:
     sampling = submit.sampling
-    for name, neutral in _NEUTRAL.items():
-        if sampling.HasField(name) and getattr(sampling, name) != neutral:
-            raise _unbuilt(name, f"only {neutral:g} is served")
-    if sampling.logit_bias:
-        raise _unbuilt("logit_bias")
-    if sampling.HasField("thinking_budget"):
-        raise _unbuilt("thinking_budget")
-    if sampling.logit_processors:
-        raise _unbuilt("logit_processors")
+    for name, (feature, neutral) in _OPTIONAL.items():
+        if feature not in model.features and sampling.HasField(name) and getattr(sampling, name) != neutral:
+            raise _unbuilt(name)
+    for name in ("logit_bias", "logit_processors"):
+        if name not in model.features and getattr(sampling, name):
+            raise _unbuilt(name)
     kind = submit.WhichOneof("constraint")
-    if kind is not None:
+    if kind is not None and kind not in model.features:
         raise _unbuilt(kind)
     if submit.HasField("disaggregation"):
         raise _unbuilt("disaggregation")
@@ -165,7 +182,8 @@ def _prompt(submit: pb.Submit, model: ModelFacts) -> list[int]:
     return prompt_ids
 
 
-def _sampling(sampling: pb.Sampling, prompt_len: int, model: ModelFacts) -> SamplingParams:
+def _sampling(submit: pb.Submit, prompt_len: int, model: ModelFacts) -> SamplingParams:
+    sampling = submit.sampling
     room = model.context_length - prompt_len
     max_tokens = sampling.max_tokens if sampling.HasField("max_tokens") else room
     if max_tokens > room:
@@ -174,11 +192,12 @@ def _sampling(sampling: pb.Sampling, prompt_len: int, model: ModelFacts) -> Samp
             f"{max_tokens} after a prompt of {prompt_len} exceed the context of {model.context_length}: "
             f"ask for at most {room}",
         )
-    stop_ids = tuple(sampling.stop_token_ids)
-    if stop_ids and max(stop_ids) >= model.vocab_size:
+    if sampling.min_tokens > max_tokens:
         raise InvalidSubmitError(
-            "stop_token_ids", f"token {max(stop_ids)} does not exist: ids must be below {model.vocab_size}"
+            "min_tokens", f"{sampling.min_tokens} exceed max_tokens, which is {max_tokens}: ask for at most that many"
         )
+    stop_ids = tuple(sampling.stop_token_ids)
+    _check_ids("stop_token_ids", stop_ids, model)
     if not sampling.ignore_eos:
         stop_ids += model.eos_token_ids
     return SamplingParams(
@@ -191,7 +210,65 @@ def _sampling(sampling: pb.Sampling, prompt_len: int, model: ModelFacts) -> Samp
         stop_token_ids=stop_ids,
         logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
         prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
+        repetition_penalty=sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        logit_bias=_logit_bias(sampling, model),
+        min_tokens=sampling.min_tokens,
+        thinking=_thinking(submit, model),
+        logit_processors=_logit_processors(sampling, model),
     )
+
+
+def _logit_bias(sampling: pb.Sampling, model: ModelFacts) -> tuple[tuple[int, float], ...]:
+    ids = [entry.token_id for entry in sampling.logit_bias]
+    _check_ids("logit_bias", ids, model)
+    twice = next((token_id for token_id, count in Counter(ids).items() if count > 1), None)
+    if twice is not None:
+        raise InvalidSubmitError("logit_bias", f"token {twice} is listed twice: keep one entry for each token")
+    return tuple((entry.token_id, entry.bias) for entry in sampling.logit_bias)
+
+
+def _thinking(submit: pb.Submit, model: ModelFacts) -> ThinkingBudget | None:
+    if not submit.sampling.HasField("thinking_budget"):
+        return None
+    open_id, close_id = _think_ids("thinking_budget", model)
+    return ThinkingBudget(submit.sampling.thinking_budget, open_id, close_id, submit.starts_in_reasoning)
+
+
+def _logit_processors(sampling: pb.Sampling, model: ModelFacts) -> tuple[str, ...]:
+    names = tuple(sampling.logit_processors)
+    unknown = next((name for name in names if name not in model.logit_processors), None)
+    if unknown is not None:
+        offer = f"choose from {', '.join(sorted(model.logit_processors))}" if model.logit_processors else "it has none"
+        raise InvalidSubmitError("logit_processors", f"this worker has no plugin named {unknown[:64]!r}: {offer}")
+    if len(set(names)) < len(names):
+        raise InvalidSubmitError("logit_processors", "a plugin is named twice: name each once")
+    return names
+
+
+def _constraint(submit: pb.Submit, model: ModelFacts) -> Constraint | None:
+    kind = submit.WhichOneof("constraint")
+    if kind is None:
+        return None
+    if submit.sampling.ignore_eos:
+        raise InvalidSubmitError(
+            "ignore_eos", f"an answer under {kind} ends where the constraint does: leave one of them out"
+        )
+    close_id = _think_ids("starts_in_reasoning", model)[1] if submit.starts_in_reasoning else None
+    return Constraint(kind, getattr(submit, kind), close_id)
+
+
+def _think_ids(name: str, model: ModelFacts) -> tuple[int, int]:
+    if model.think_ids is None:
+        raise InvalidSubmitError(name, "the model's tokenizer has no <think> and </think>: leave it out")
+    return model.think_ids
+
+
+def _check_ids(name: str, token_ids: Sequence[int], model: ModelFacts) -> None:
+    largest = max(token_ids, default=0)
+    if largest >= model.vocab_size:
+        raise InvalidSubmitError(name, f"token {largest} does not exist: ids must be below {model.vocab_size}")
 
 
 def _check_number(name: str, value: float) -> None:
@@ -213,4 +290,4 @@ def _check_bytes(name: str, row: str, text: str) -> None:
 
 
 def _unbuilt(name: str, mend: str = "leave it out") -> InvalidSubmitError:
-    return InvalidSubmitError(name, f"this worker does not serve it yet: {mend}", ErrorCode.UNIMPLEMENTED)
+    return InvalidSubmitError(name, f"this worker does not serve it: {mend}", ErrorCode.UNIMPLEMENTED)

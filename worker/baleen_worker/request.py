@@ -34,6 +34,19 @@ class ErrorCode(enum.IntEnum):
     DEADLINE_EXCEEDED = 6
 
 
+class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
+    """At most `max_tokens` reasoning tokens; then `close_id` (`</think>`) is forced.
+
+    Reasoning begins with `open_id` (`<think>`), or with the output when the prompt `starts_open`. A model that opens
+    it again goes on with what is left.
+    """
+
+    max_tokens: int
+    open_id: int
+    close_id: int
+    starts_open: bool = False
+
+
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """How to choose tokens; every default is the neutral value.
 
@@ -41,6 +54,9 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     `max_tokens` 0 computes the prompt and samples nothing, which scores it.
     `stop_token_ids` already holds the model's end-of-sequence ids unless the request ignores them.
     `seed` is always set: the gateway or the head draws one where the client gave none.
+    `repetition_penalty` looks at prompt and output, `frequency_penalty` and `presence_penalty` at the output alone.
+    `logit_bias` are (token id, what is added to its logit), each id once.
+    `logit_processors` are names of plugins that the rank has loaded, in the order in which they apply.
     """
 
     max_tokens: int
@@ -52,11 +68,35 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    thinking: ThinkingBudget | None = None
+    logit_processors: tuple[str, ...] = ()
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether logits depend on which tokens have occurred."""
+        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
 
     @property
     def needs_history(self) -> bool:
         """Whether a choice depends on more of the tokens before it than the logits do."""
-        return False
+        return self.penalizes or self.thinking is not None or bool(self.logit_processors)
+
+
+class Constraint(msgspec.Struct, frozen=True, array_like=True):
+    """What the output must match. `kind`: the field of the contract that says how `source` is written.
+
+    `after_id`: the constraint begins after this token (`</think>`), because the prompt ends inside reasoning; None: at
+    once.
+    """
+
+    kind: str
+    source: str
+    after_id: int | None = None
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
@@ -69,3 +109,4 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     attempt: int = 0
     priority: int = 0
     deadline_ms: int | None = None
+    constraint: Constraint | None = None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from baleen_worker import logit_processors
 from baleen_worker.batch import Batch, PageTables, make_batch
 from baleen_worker.cache.storage import (
     KvLayout,
@@ -24,6 +25,8 @@ from baleen_worker.cache.storage import (
     device_capacity_pages,
     host_capacity_pages,
 )
+from baleen_worker.logit_processors import LogitProcessorError, ProcessorContext, apply
+from baleen_worker.logit_state import LogitState
 from baleen_worker.model.deepseek_v32 import DeepseekForCausalLM
 from baleen_worker.model.numerics import Numerics
 from baleen_worker.model_config import ModelConfig, load_model_config
@@ -33,11 +36,12 @@ from baleen_worker.step import Admission, BuiltRunner, PlannedRow, StepOutput, S
 from baleen_worker.weights import LoadReport, fill_with_dummy_weights, load_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
     from baleen_worker.config import WorkerConfig
+    from baleen_worker.logit_processors import LogitProcessor
 
 # Logits that are held at a time (128 MiB of float32).
 _MAX_LOGITS = 1 << 25
@@ -79,6 +83,7 @@ def build_runner(config: WorkerConfig, *, on_progress: Callable[[int, int], None
         context_len=int(context_len),
         page_size=config.page_size,
         device=device,
+        logit_processors=logit_processors.load(dict(config.logit_processors)),
     )
     _warm_up(runner)
     return BuiltRunner(
@@ -110,6 +115,7 @@ class ModelRunner:
         context_len: int,
         page_size: int,
         device: torch.device,
+        logit_processors: Mapping[str, LogitProcessor] | None = None,
     ) -> None:
         """Slots are below `max_running_requests`; no request has more than `context_len` tokens."""
         self._model = model
@@ -117,18 +123,20 @@ class ModelRunner:
         self._page_size = page_size
         self._device = device
         self._tables = PageTables(max_running_requests, math.ceil(context_len / page_size), device=device)
-        self._sampling: dict[int, SamplingParams] = {}
+        self._logit_state = LogitState(max_running_requests, model.config.vocab_size, device)
+        self._logit_processors = logit_processors or {}
         self._max_rows = max(1, _MAX_LOGITS // model.config.vocab_size)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> _ModelStep:
         """See `Runner`."""
         for admission in plan.admissions:
-            self._sampling[admission.slot] = admission.sampling
+            self._logit_state.admit(admission)
         self._tables.extend(plan.rows)
         if not plan.rows:
             return _ModelStep(plan, [], [])
         batch = make_batch(plan.rows, self._tables, self._page_size)
+        self._logit_state.follow(plan.rows, batch.starts, batch.input_ids)
         hidden = self._model(batch.input_ids, batch.context, self._pools)
         return _ModelStep(plan, list(self._sample(plan, batch, hidden)), list(self._score(plan, batch, hidden)))
 
@@ -138,8 +146,8 @@ class ModelRunner:
             last = torch.tensor([batch.starts[row + 1] - 1 for row in rows], device=self._device)
             logits = self._model.compute_logits(hidden[last])  # [N, V]
             planned = [plan.rows[row] for row in rows]
-            specs = [SampleSpec(self._sampling[row.slot], row.output_index) for row in planned]
-            token_ids = sample(logits, specs)
+            specs = [SampleSpec(self._logit_state.of(row.slot).sampling, row.output_index) for row in planned]
+            token_ids, failures = self._choose(logits, planned, specs)
             wanted = [place for place, spec in enumerate(specs) if spec.sampling.logprobs is not None]
             logprobs = None
             if wanted:
@@ -147,11 +155,39 @@ class ModelRunner:
                 index = torch.tensor(wanted, device=self._device)
                 described = logprobs_of(logits[index], token_ids[index], max(num_top))
                 logprobs = _Logprobs([rows[place] for place in wanted], token_ids[index], num_top, *described)
-            yield _Sampled(rows, logits.isfinite().all(-1), token_ids, logprobs)
+            failed = {rows[place]: message for place, message in failures.items()}
+            yield _Sampled(rows, logits.isfinite().all(-1), token_ids, logprobs, failed)
+
+    def _choose(
+        self, logits: Tensor, rows: Sequence[PlannedRow], specs: Sequence[SampleSpec]
+    ) -> tuple[Tensor, dict[int, str]]:
+        """logits [N, V] of the rows -> their tokens [N], and why some have none."""
+        changed = self._logit_state.change(logits, rows)
+        failures: dict[int, str] = {}
+        for place, (row, spec) in enumerate(zip(rows, specs, strict=True)):
+            if spec.sampling.logit_processors:
+                try:
+                    processed = self._process(changed[place].clone(), row.slot)
+                except LogitProcessorError as error:
+                    failures[place] = str(error)
+                else:
+                    changed = changed.index_put((torch.tensor(place, device=self._device),), processed)
+        changed = self._logit_state.forbid(changed, rows)
+        return self._logit_state.force(sample(changed, specs), rows), failures
+
+    def _process(self, logits: Tensor, slot: int) -> Tensor:
+        state = self._logit_state.of(slot)
+        context = ProcessorContext(
+            prompt_token_ids=tuple(state.token_ids[: state.num_prompt]),
+            output_token_ids=tuple(state.token_ids[state.num_prompt :]),
+        )
+        for name in state.sampling.logit_processors:
+            logits = apply(name, self._logit_processors[name], logits, context)
+        return logits
 
     def _score(self, plan: StepPlan, batch: Batch, hidden: Tensor) -> Iterator[_Scored]:
         for index, row in enumerate(plan.rows):
-            num_top = self._sampling[row.slot].prompt_logprobs or 0
+            num_top = self._logit_state.of(row.slot).sampling.prompt_logprobs or 0
             places = range(batch.starts[index], batch.starts[index] + len(row.score_token_ids))
             for piece in _pieces(places, self._max_rows):
                 first = piece[0] - batch.starts[index]
@@ -180,6 +216,8 @@ class _ModelStep:
                 output.token_ids[row].append(token_id)
                 if not is_finite:
                     self._note_error(output, row)
+            for row, message in piece.failed.items():
+                output.errors.setdefault(row, message)
             if piece.logprobs is not None:
                 piece.logprobs.add_to(output.logprobs)
         for piece in self._scored:
@@ -223,12 +261,13 @@ class _Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """One token for each of N rows. finite [N] bool: whether a row's logits are."""
+    """One token for each of N rows. finite [N] bool: whether a row's logits are. failed: rows and what broke there."""
 
     rows: Sequence[int]
     finite: Tensor
     token_ids: Tensor
     logprobs: _Logprobs | None
+    failed: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,8 @@ def test_flags_of_the_launch_guide_are_taken_where_they_are_true_here(tmp_path: 
         ("--mem-fraction-static", "1.5", "between 0 and 1"),
         ("--mem-fraction-static", "nan", "between 0 and 1"),
         ("--dtype", "float16", "invalid choice"),
+        ("--logit-processor", "upper", "NAME=MODULE:ATTRIBUTE"),
+        ("--logit-processor", "upper=module", "NAME=MODULE:ATTRIBUTE"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_with_a_reason(tmp_path: Path, flag: str, value: str, words: str) -> None:
@@ -92,6 +94,14 @@ def test_what_cannot_be_honoured_is_refused_with_a_reason(tmp_path: Path, flag: 
     assert flag in message
     assert words in message
     assert "\n" not in message
+
+
+def test_logit_processors_are_named_once_and_need_logits(tmp_path: Path) -> None:
+    two = ["--logit-processor", "a=m:f", "--logit-processor", "b=m.n:c.f"]
+    assert parse([str(tmp_path), *two]).worker.logit_processors == (("a", "m:f"), ("b", "m.n:c.f"))
+    assert "a twice" in refusal(str(tmp_path), *two, "--logit-processor", "a=m:g")
+    assert "fake runner" in refusal(str(tmp_path), "--runner", "fake", *two)
+    assert parse([str(tmp_path), "--runner", "fake"]).worker.logit_processors == ()
 
 
 def test_every_row_of_the_table_does_what_it_says(tmp_path: Path) -> None:

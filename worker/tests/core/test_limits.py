@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from baleen_worker.limits import LIMITS, InvalidSubmitError, ModelFacts, to_request
+from baleen_worker.limits import (
+    CONSTRAINT_FEATURES,
+    LIMITS,
+    SAMPLING_FEATURES,
+    InvalidSubmitError,
+    ModelFacts,
+    to_request,
+)
 from baleen_worker.pb import worker_pb2 as pb
-from baleen_worker.request import ErrorCode, Request, SamplingParams
+from baleen_worker.request import Constraint, ErrorCode, Request, SamplingParams, ThinkingBudget
 
 MODEL = ModelFacts(vocab_size=1000, context_length=200, eos_token_ids=(2, 3))
+ABLE = ModelFacts(
+    vocab_size=1000,
+    context_length=200,
+    eos_token_ids=(2, 3),
+    think_ids=(11, 12),
+    logit_processors=("upper", "lower"),
+    features=SAMPLING_FEATURES + CONSTRAINT_FEATURES,
+)
 CONTRACT = Path(__file__).resolve().parents[3] / "proto/baleen/worker/v1/limits.json"
 
 
@@ -20,9 +36,9 @@ def submit(sampling: dict[str, Any] | None = None, **fields: Any) -> pb.Submit:
     return pb.Submit(sampling=pb.Sampling(**(sampling or {})), **values)
 
 
-def refusal(message: pb.Submit) -> tuple[ErrorCode, str]:
+def refusal(message: pb.Submit, model: ModelFacts = MODEL) -> tuple[ErrorCode, str]:
     with pytest.raises(InvalidSubmitError) as caught:
-        to_request(message, 1, MODEL)
+        to_request(message, 1, model)
     error = caught.value.error
     assert error.message.startswith(f"{error.field}: ")
     assert len(error.message) > len(error.field) + 10
@@ -74,6 +90,57 @@ def test_every_field_arrives() -> None:
         prompt_logprobs=20,
     )
     assert (request.attempt, request.priority, request.deadline_ms) == (3, -5, 1500)
+
+
+def test_the_optional_fields_arrive_where_the_worker_has_the_ability() -> None:
+    given: dict[str, Any] = {
+        "max_tokens": 10,
+        "seed": 1,
+        "min_tokens": 10,
+        "repetition_penalty": 1.5,
+        "frequency_penalty": -2.0,
+        "presence_penalty": 0.5,
+        "logit_bias": [pb.LogitBias(token_id=999, bias=-100), pb.LogitBias(token_id=0, bias=2.5)],
+        "thinking_budget": 0,
+        "logit_processors": ["lower", "upper"],
+    }
+    request = to_request(submit(given, regex="a+", starts_in_reasoning=True), 1, ABLE)
+    assert request.sampling == SamplingParams(
+        max_tokens=10,
+        seed=1,
+        stop_token_ids=(2, 3),
+        min_tokens=10,
+        repetition_penalty=1.5,
+        frequency_penalty=-2.0,
+        presence_penalty=0.5,
+        logit_bias=((999, -100.0), (0, 2.5)),
+        thinking=ThinkingBudget(0, open_id=11, close_id=12, starts_open=True),
+        logit_processors=("lower", "upper"),
+    )
+    assert request.constraint == Constraint("regex", "a+", after_id=12)
+    assert to_request(submit(ebnf="x"), 1, ABLE).constraint == Constraint("ebnf", "x")
+
+
+def without(model: ModelFacts, **fields: Any) -> ModelFacts:
+    return dataclasses.replace(model, **fields)
+
+
+CONTRADICTIONS: list[tuple[str, pb.Submit, ModelFacts]] = [
+    ("min_tokens", submit({"max_tokens": 3, "min_tokens": 4}), ABLE),
+    ("logit_bias", submit({"logit_bias": [pb.LogitBias(token_id=1000, bias=1)]}), ABLE),
+    ("logit_bias", submit({"logit_bias": [pb.LogitBias(token_id=5, bias=1)] * 2}), ABLE),
+    ("logit_processors", submit({"logit_processors": ["upper", "middle"]}), ABLE),
+    ("logit_processors", submit({"logit_processors": ["upper", "upper"]}), ABLE),
+    ("logit_processors", submit({"logit_processors": ["upper"]}), without(ABLE, logit_processors=())),
+    ("thinking_budget", submit({"thinking_budget": 5}), without(ABLE, think_ids=None)),
+    ("ignore_eos", submit({"ignore_eos": True}, json_schema="{}"), ABLE),
+    ("starts_in_reasoning", submit(json_schema="{}", starts_in_reasoning=True), without(ABLE, think_ids=None)),
+]
+
+
+@pytest.mark.parametrize(("field", "message", "model"), CONTRADICTIONS, ids=lambda part: str(part)[:20])
+def test_what_cannot_be_meant_is_refused_by_name(field: str, message: pb.Submit, model: ModelFacts) -> None:
+    assert refusal(message, model) == (ErrorCode.INVALID_ARGUMENT, field)
 
 
 NAN = float("nan")

@@ -55,7 +55,7 @@ class Driver:
             while waiting and self.free_slots and (not running or self.random.random() < 0.5):
                 sequence = waiting.pop(0)
                 sequence.slot = self.free_slots.pop(self.random.randrange(len(self.free_slots)))
-                admissions.append(Admission(sequence.slot, sequence.sampling))
+                admissions.append(self._admit(sequence))
                 running.append(sequence)
             fresh = [s for s in running if s.computed == 0]
             chosen = [s for s in running if s in fresh or self.random.random() < 0.7] or running[:1]
@@ -68,6 +68,11 @@ class Driver:
                 self.free_slots.append(sequence.slot)
                 self.free_pages += sequence.pages
             self.step += 1
+
+    def _admit(self, s: Sequence) -> Admission:
+        if not s.sampling.needs_history:
+            return Admission(s.slot, s.sampling)
+        return Admission(s.slot, s.sampling, tuple(s.prompt + s.output), len(s.prompt))
 
     def _row(self, s: Sequence) -> PlannedRow:
         known = s.prompt + s.output
