@@ -8,6 +8,7 @@ command that mean something here are taken under their own names; the rest of th
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -46,7 +47,7 @@ class WorkerConfig:
 
     `max_total_tokens` bounds the pages; without it they fill `mem_fraction_static` of the device's memory.
     `chunked_prefill_size` is the token budget of one step, decodes included; -1 computes any prompt in one step.
-    `context_length` only lowers the model's own.
+    `context_length` only lowers the model's own. `model_overrides` is a JSON object of keys of config.json, or "".
     `logit_processors`: name and "module:attribute" of each plugin that requests may name.
     """
 
@@ -64,6 +65,7 @@ class WorkerConfig:
     logit_processors: tuple[tuple[str, str], ...] = ()
     page_size: int = PAGE_SIZE_TOKENS
     seed: int = 0
+    model_overrides: str = ""
     runner: str = "model"
     fake: FakeConfig = FakeConfig()
     log_level: str = "info"
@@ -104,6 +106,7 @@ def parse(arguments: Sequence[str]) -> LaunchConfig:
         context_length=values["context_length"],
         logit_processors=_logit_processors(values),
         seed=values["seed"],
+        model_overrides=values["json_model_override_args"] or "",
         runner=values["runner"],
         fake=FakeConfig(
             step_ms=values["fake_step_ms"],
@@ -150,6 +153,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", choices=DEVICES, default="auto")
     add("--load-format", choices=LOAD_FORMATS, default="auto", help="dummy: random weights, no files read")
     add("--seed", "--random-seed", type=_integer(0, 2**63 - 1), default=0, help="seed of dummy weights")
+    add(
+        "--json-model-override-args",
+        type=_json_object,
+        metavar="JSON",
+        help="keys of config.json to replace, e.g. '{\"index_topk_freq\": 4}'",
+    )
     add("--context-length", type=_integer(1), metavar="TOKENS", help="lower the model's context length")
 
     add = parser.add_argument_group("memory and schedule").add_argument
@@ -234,6 +243,16 @@ def _integer(minimum: int, maximum: int | None = None) -> Any:
         return value
 
     return convert
+
+
+def _json_object(text: str) -> str:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+    return text
 
 
 def _fraction(text: str) -> float:

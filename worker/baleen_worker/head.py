@@ -366,7 +366,7 @@ def _how(returncode: int) -> str:
 
 def _read_model(config: LaunchConfig) -> ModelConfig:
     try:
-        return load_model_config(config.worker.model_dir)
+        return load_model_config(config.worker.model_dir, config.worker.model_overrides)
     except ValueError as error:
         raise FatalError(str(error)) from None
 

@@ -154,7 +154,6 @@ LAUNCH_FLAGS: tuple[LaunchFlag, ...] = (
     _no_switch("--enable-lora", _LORA),
     *_refuse(_LORA, "--lora-paths", "--lora-backend"),
     *_refuse("a checkpoint's own quantization is read from its config.json: leave it out", "--quantization"),
-    *_refuse("edit config.json in a copy of the model folder instead", "--json-model-override-args"),
     *_refuse("admission reserves all that a request may need: leave it out", "--schedule-conservativeness"),
     *_refuse("requests are never preempted: leave it out", "--priority-scheduling-preemption-threshold"),
     *_refuse("requests are never retracted: leave it out", "--retraction-policy"),

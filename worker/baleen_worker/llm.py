@@ -85,7 +85,7 @@ class LLM:
 
     def __init__(self, model_dir: str | Path, **options: object) -> None:
         launch = parse([str(model_dir), *_flags(options)])
-        model = load_model_config(launch.worker.model_dir)
+        model = load_model_config(launch.worker.model_dir, launch.worker.model_overrides)
         worker = fit_to_model(launch, model).worker
         self._facts = ModelFacts(model.vocab_size, worker.context_length or 0, model.eos_token_ids)
         self._tokenizer = _tokenizer(worker.model_dir)

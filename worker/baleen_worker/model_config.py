@@ -29,8 +29,6 @@ _FIXED: dict[str, object] = {
     "mlp_bias": False,
     "rope_interleave": True,
     "indexer_rope_interleave": False,
-    "index_topk_freq": 1,
-    "index_topk_pattern": None,
     "partial_rotary_factor": 1,
 }
 
@@ -61,7 +59,9 @@ class ModelConfig:
 
     `index_*` are 0 where the architecture has no indexer. `eos_token_ids` joins config.json and
     generation_config.json. `dtype` is what the checkpoint calls its own, not what it is served in.
-    `moe_layers[i]` says whether layer i routes to experts. `config_digest` is the SHA-256 of config.json, in hex.
+    `moe_layers[i]` says whether layer i routes to experts, `index_layers[i]` whether it has an indexer of its own; a
+    layer of a sparse model that has none reuses the selection of the layer before it (IndexCache). `config_digest` is
+    the SHA-256, in hex, of config.json and of what overrides it.
     """
 
     model_type: str
@@ -97,6 +97,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     dtype: str
     moe_layers: tuple[bool, ...]
+    index_layers: tuple[bool, ...]
     config_digest: str
 
     @property
@@ -109,14 +110,19 @@ class ModelConfig:
         return self.moe_layers[layer]
 
 
-def load_model_config(model_dir: Path) -> ModelConfig:
+def load_model_config(model_dir: Path, overrides: str = "") -> ModelConfig:
     """Reads and checks config.json, and generation_config.json where there is one.
 
+    `overrides` is a JSON object whose keys replace those of config.json, "" for none.
     Raises CheckpointError, which lists everything that is missing or unsupported at once.
     """
     path = model_dir / CONFIG_FILE
     raw = read_bytes(path)
-    keys = JsonKeys(path, parse_object(path, raw))
+    values = parse_object(path, raw)
+    if overrides:
+        values = {**values, **parse_object(Path("--json-model-override-args"), overrides.encode())}
+        raw += overrides.encode()
+    keys = JsonKeys(path, values)
     _check_architecture(keys)
     for key, value in _FIXED.items():
         keys.fixed(key, value)
@@ -162,6 +168,7 @@ def load_model_config(model_dir: Path) -> ModelConfig:
         eos_token_ids=_eos_token_ids(model_dir, keys),
         dtype=str(keys.values.get("dtype") or keys.values.get("torch_dtype") or "float32"),
         moe_layers=_moe_layers(keys, num_layers),
+        index_layers=_index_layers(keys, num_layers) if sparse else (False,) * num_layers,
         config_digest=hashlib.sha256(raw).hexdigest(),
     )
     keys.raise_if_bad()
@@ -248,6 +255,32 @@ def _moe_layers(keys: JsonKeys, num_layers: int) -> tuple[bool, ...]:
     if len(listed) != num_layers or not all(kind in ("dense", "sparse") for kind in listed):
         keys.problem("mlp_layer_types", f'must list "dense" or "sparse" for each of the {num_layers} layers')
     return tuple(kind == "sparse" for kind in listed)
+
+
+def _index_layers(keys: JsonKeys, num_layers: int) -> tuple[bool, ...]:
+    """By `indexer_types`, else by `index_topk_pattern`, else every `index_topk_freq`-th layer after the first two."""
+    types, pattern = keys.values.get("indexer_types"), keys.values.get("index_topk_pattern")
+    if types is not None:
+        listed = cast("list[object]", types) if isinstance(types, list) else []
+        if len(listed) != num_layers or not all(kind in ("full", "shared") for kind in listed):
+            keys.problem("indexer_types", f'must list "full" or "shared" for each of the {num_layers} layers')
+        own = [kind != "shared" for kind in listed]
+        name = "indexer_types"
+    elif pattern is not None:
+        letters = pattern if isinstance(pattern, str) else "?"
+        if len(letters) > num_layers or not set(letters) <= {"F", "S"}:
+            keys.problem(
+                "index_topk_pattern", f'must be letters "F" or "S", at most one for each of {num_layers} layers'
+            )
+        own = [letter != "S" for letter in letters.ljust(num_layers, "F")]
+        name = "index_topk_pattern"
+    else:
+        every = keys.optional_count("index_topk_freq", 1)
+        own = [max(layer - 1, 0) % every == 0 for layer in range(num_layers)]
+        name = "index_topk_freq"
+    if not own or not own[0]:
+        keys.problem(name, "leaves the first layer without a selection: it must have an indexer of its own")
+    return tuple(own)
 
 
 def _eos_token_ids(model_dir: Path, keys: JsonKeys) -> tuple[int, ...]:

@@ -58,7 +58,7 @@ def build_runner(config: WorkerConfig, *, on_progress: Callable[[int, int], None
     """
     device = _device(config.device)
     dtype = _dtype(config.dtype, device)
-    model_config = load_model_config(config.model_dir)
+    model_config = load_model_config(config.model_dir, config.model_overrides)
     numerics = Numerics.for_dtype(dtype)
     # The transform exists for powers of two; it only spreads rounding errors, so others do without.
     width = model_config.index_head_dim

@@ -183,6 +183,8 @@ def _plan(parameters: Mapping[str, nn.Parameter], checkpoint: Checkpoint, config
             continue
         elif _is_mtp(name, config):
             plan.num_mtp += 1
+        elif _is_unused_indexer(name, config):
+            continue
         elif not _is_redundant(name, used - fitting.keys(), config):
             plan.unexpected.append(name)
     plan.raise_if_bad(checkpoint.model_dir)
@@ -232,6 +234,14 @@ def _is_mtp(name: str, config: ModelConfig) -> bool:
     match = _LAYER.match(name)
     first = config.num_hidden_layers
     return match is not None and first <= int(match[1]) < first + config.num_nextn_predict_layers
+
+
+def _is_unused_indexer(name: str, config: ModelConfig) -> bool:
+    """A checkpoint trained with an indexer in every layer may be served with fewer (IndexCache)."""
+    match = _LAYER.match(name)
+    if match is None or ".self_attn.indexer." not in name or not config.has_indexer:
+        return False
+    return not config.index_layers[int(match[1])]
 
 
 def _is_redundant(name: str, misfits: set[str], config: ModelConfig) -> bool:

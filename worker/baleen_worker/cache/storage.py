@@ -40,9 +40,13 @@ _HOST_MEMORY_FRACTION = 0.25
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """Formats and sizes of both stores. `index_format` is None where the model has no indexer."""
+    """Formats and sizes of both stores. `index_format` is None where the model has no indexer.
+
+    `index_layers[i]` says whether layer i keeps index keys.
+    """
 
     num_layers: int
+    index_layers: tuple[bool, ...]
     latent_dim: int
     rope_dim: int
     index_dim: int
@@ -70,7 +74,7 @@ class KvLayout:
     @property
     def bytes_per_token(self) -> int:
         """Both stores, all layers."""
-        return self.num_layers * (self.latent_bytes + self.index_bytes)
+        return self.num_layers * self.latent_bytes + sum(self.index_layers) * self.index_bytes
 
     @property
     def bytes_per_page(self) -> int:
@@ -81,9 +85,12 @@ class KvLayout:
     def layout_id(self) -> str:
         """Names everything two workers must share before one may read the other's pages."""
         index = "none" if self.index_format is None else f"{self.index_format}:{self.index_bytes}"
+        layers = str(self.num_layers)
+        if self.index_format is not None and not all(self.index_layers):
+            layers += ":" + "".join("F" if owns else "S" for owns in self.index_layers)
         return (
             f"latent={self.latent_format}:{self.latent_bytes};index_k={index};page={PAGE_SIZE_TOKENS};"
-            f"layers={self.num_layers};hadamard={int(self.index_hadamard)};rope=interleaved;index_rope=half;"
+            f"layers={layers};hadamard={int(self.index_hadamard)};rope=interleaved;index_rope=half;"
             f"model={self.model_digest[:16]}"
         )
 
@@ -105,6 +112,7 @@ def choose_layout(config: ModelConfig, *, dtype: torch.dtype, kv_cache_dtype: st
         index_format = FLOAT32 if latent_format == FLOAT32 else FP8
     layout = KvLayout(
         num_layers=config.num_hidden_layers,
+        index_layers=config.index_layers,
         latent_dim=config.kv_lora_rank,
         rope_dim=config.qk_rope_head_dim,
         index_dim=config.index_head_dim,
@@ -132,13 +140,14 @@ class PagedPools:
             shape, stored = [num_slots, layout.latent_dim + layout.rope_dim], _PLAIN[layout.latent_format]
         self._latents = _zeros(layout.num_layers, shape, stored, device)
         if layout.index_format is None:
-            self._index_keys: list[Tensor] = []
+            self._index_keys: dict[int, Tensor] = {}
             return
         if layout.index_format == FP8:
             shape, stored = [num_pages, index_key_pack.index_page_bytes(layout.index_dim)], torch.uint8
         else:
             shape, stored = [num_slots, layout.index_dim], _PLAIN[layout.index_format]
-        self._index_keys = _zeros(layout.num_layers, shape, stored, device)
+        own = [layer for layer, owns in enumerate(layout.index_layers) if owns]
+        self._index_keys = dict(zip(own, _zeros(len(own), shape, stored, device), strict=True))
 
     @property
     def num_bytes(self) -> int:
@@ -148,7 +157,7 @@ class PagedPools:
     def page_bytes(self, layer: int, page: int) -> tuple[Tensor, Tensor | None]:
         """The bytes of one page in one layer, as uint8 views: latents, and index keys where there are any."""
         latents = self._latents[layer].view(self.num_pages, -1)[page].view(torch.uint8)
-        if not self._index_keys:
+        if layer not in self._index_keys:
             return latents, None
         return latents, self._index_keys[layer].view(self.num_pages, -1)[page].view(torch.uint8)
 

@@ -54,7 +54,9 @@ class Attention(nn.Module):
         self.kv_a_layernorm = RmsNorm(self.latent_dim, eps=_LATENT_NORM_EPS)
         self.kv_b_proj = linear(self.latent_dim, self.num_heads * (self.nope_dim + self.value_dim))
         self.o_proj = linear(self.num_heads * self.value_dim, config.hidden_size)
-        self.indexer = Indexer(config, numerics, layer=layer, keep_fp8=keep_fp8) if config.has_indexer else None
+        self.is_sparse = config.has_indexer
+        owns_indexer = config.index_layers[layer]
+        self.indexer = Indexer(config, numerics, layer=layer, keep_fp8=keep_fp8) if owns_indexer else None
 
     def forward(self, x: Tensor, step: AttentionStep) -> Tensor:
         """x [T, hidden], normed -> [T, hidden]."""
@@ -77,13 +79,20 @@ class Attention(nn.Module):
         if (expanded := step.plan.expanded) is not None:
             tokens = expanded.tokens
             heads[tokens] = self._attend_expanded(q_nope[tokens], q_rope[tokens], expanded, step)
-        for rows in step.plan.absorbed:
-            if self.indexer is not None and q_latent is not None:
-                picks = self.indexer(x, q_latent, rows, step)
-            else:
-                picks = all_visible(rows)
+        for group, rows in enumerate(step.plan.absorbed):
+            picks = self._select(group, rows, x, q_latent, step)
             heads[rows.tokens] = self._attend_absorbed(q_nope[rows.tokens], q_rope[rows.tokens], picks, rows, step)
         return self.o_proj(heads.flatten(1))
+
+    def _select(
+        self, group: int, rows: AbsorbedRows, x: Tensor, q_latent: Tensor | None, step: AttentionStep
+    ) -> Tensor:
+        """Positions [B * t, K] of the keys to attend to; a layer without an indexer takes the last selection made."""
+        if not self.is_sparse:
+            return all_visible(rows)
+        if self.indexer is not None and q_latent is not None:
+            step.selections[group] = self.indexer(x, q_latent, rows, step)
+        return step.selections[group]
 
     def _rotate(self, x: Tensor, step: AttentionStep) -> Tensor:
         return rope(x, step.rotary.cos, step.rotary.sin, rope_interleaved=True)

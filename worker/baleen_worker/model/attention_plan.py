@@ -10,7 +10,7 @@ Legend: T tokens of the step, B rows of a group, t tokens of each, n keys.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -84,12 +84,17 @@ class AttentionPlan:
 
 @dataclass(frozen=True, slots=True)
 class AttentionStep:
-    """What the attention of every layer needs of the step."""
+    """What the attention of every layer needs of the step.
+
+    selections: by number of an absorbed group, the last selection that a layer made for it; layers that have no
+    indexer of their own read it (IndexCache).
+    """
 
     rotary: RotaryTable
     kv_slots: Tensor
     plan: AttentionPlan
     pools: KvPools
+    selections: dict[int, Tensor] = field(default_factory=dict)
 
 
 def plan_attention(context: ForwardContext, *, index_topk: int | None, form: AttentionForm) -> AttentionPlan:

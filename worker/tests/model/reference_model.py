@@ -132,6 +132,7 @@ class ReferenceModel:
         )
         self.magnitude = rotary_magnitude(config.get("rope_scaling"))
         self.has_indexer = "index_topk" in config
+        self.pattern: str = config.get("index_topk_pattern") or ""
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         if self.deployed and name + ".weight" in self.fp8_names:
@@ -168,7 +169,7 @@ class ReferenceModel:
         picks = order[:, : self.config["index_topk"]]
         return torch.zeros_like(future).scatter_(1, picks, True) & ~future
 
-    def attention(self, prefix: str, x: Tensor, trace: LayerTrace) -> Tensor:
+    def attention(self, prefix: str, x: Tensor, trace: LayerTrace, reused: Tensor | None = None) -> Tensor:
         c = self.config
         heads, nope, rope = c["num_attention_heads"], c["qk_nope_head_dim"], c["qk_rope_head_dim"]
         angle = torch.arange(len(x))[:, None].float() * self.frequencies
@@ -185,8 +186,11 @@ class ReferenceModel:
         k_rope = rotate(k_rope[:, None], angle, self.magnitude, rope_interleaved=True)[:, 0]
         trace.allowed = torch.ones(len(x), len(x), dtype=torch.bool).tril()
         if self.has_indexer and q_latent is not None:
-            trace.index_scores = self.index_scores(prefix + "indexer.", x, q_latent, angle)
-            trace.allowed = self.select(trace.index_scores)
+            if reused is None:
+                trace.index_scores = self.index_scores(prefix + "indexer.", x, q_latent, angle)
+                trace.allowed = self.select(trace.index_scores)
+            else:
+                trace.allowed = reused
         k_nope, v = self.linear(latent, prefix + "kv_b_proj").view(len(x), heads, -1).split([nope, c["v_head_dim"]], -1)
         scores = torch.einsum("thd,nhd->thn", q_nope, k_nope) + torch.einsum("thd,nd->thn", q_rope, k_rope)
         scores = (scores * attention_scale(c)).masked_fill(~trace.allowed[:, None], -math.inf)
@@ -221,9 +225,10 @@ class ReferenceModel:
             y = y.index_add(0, token, trace.expert_weights[token, column, None] * result)
         return y
 
-    def layer(self, number: int, x: Tensor, trace: LayerTrace) -> Tensor:
+    def layer(self, number: int, x: Tensor, trace: LayerTrace, reused: Tensor | None = None) -> Tensor:
+        """`reused`: the selection of the layer before, for a layer that makes none of its own (IndexCache)."""
         prefix = f"model.layers.{number}."
-        x = x + self.attention(prefix + "self_attn.", self.norm(x, prefix + "input_layernorm"), trace)
+        x = x + self.attention(prefix + "self_attn.", self.norm(x, prefix + "input_layernorm"), trace, reused)
         h = self.norm(x, prefix + "post_attention_layernorm")
         if number >= self.config["first_k_dense_replace"]:
             return x + self.moe(prefix + "mlp.", h, trace)
@@ -236,7 +241,8 @@ class ReferenceModel:
         hidden, layers = [x], []
         for number in range(self.config["num_hidden_layers"]):
             layers.append(LayerTrace())
-            x = self.layer(number, x, layers[-1])
+            reused = layers[-2].allowed if "S" in self.pattern[number : number + 1] else None
+            x = self.layer(number, x, layers[-1], reused)
             hidden.append(x)
         head = "model.embed_tokens" if self.config["tie_word_embeddings"] else "lm_head"
         return Trace(self.linear(self.norm(x, "model.norm"), head), hidden, layers)

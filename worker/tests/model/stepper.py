@@ -37,7 +37,7 @@ def garbage_pools(model: DeepseekForCausalLM, num_pages: int, value: float | Non
 
     for layer in range(config.num_hidden_layers):
         pools.write_latent(layer, slots, garbage(config.kv_lora_rank), garbage(config.qk_rope_head_dim))
-        if config.has_indexer:
+        if config.index_layers[layer]:
             pools.write_index_k(layer, slots, garbage(config.index_head_dim))
     return pools
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MICRO = load_model_config(Path(__file__).parents[3] / "models" / "micro")
-RELEASED = replace(MICRO, num_hidden_layers=61)
+RELEASED = replace(MICRO, num_hidden_layers=61, index_layers=(True,) * 61)
 CPU = torch.device("cpu")
 
 FLOAT32 = choose_layout(MICRO, dtype=torch.float32, kv_cache_dtype="auto", index_hadamard=False)
