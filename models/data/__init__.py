@@ -1,1 +1,1 @@
-"""Training and evaluation texts of the micro model: generated here, seeded, in V3.2's prompt format."""
+"""Training texts of the micro model: the mixture of generated conversations, in V3.2's prompt format."""

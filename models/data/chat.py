@@ -1,4 +1,4 @@
-"""Conversations and their V3.2 prompt encoding, as segments of which the model's own words are marked.
+"""The V3.2 prompt encoding of conversations, as segments of which the model's own words are marked.
 
 The encoding is the released one in the part that is generated here: system, user, assistant and tool messages, chat and
 thinking mode. `render` followed by the tokenizer gives the ids that the gateway sends for the same conversation.
@@ -6,9 +6,9 @@ thinking mode. `render` followed by the tokenizer gives the ids that the gateway
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+
+from baleen_eval.texts.conversation import Call, Conversation, Message, dumps
 
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
@@ -53,44 +53,11 @@ Here are the functions available in JSONSchema format:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A function call: name and arguments in order."""
-
-    name: str
-    arguments: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """`role` is system, user, assistant or tool. `reasoning` and `calls` are the assistant's, `tools` the system's."""
-
-    role: str
-    content: str = ""
-    reasoning: str = ""
-    calls: tuple[Call, ...] = ()
-    tools: tuple[dict[str, Any], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Segment:
     """A piece of the encoded text. `learned`: the model is to write it."""
 
     text: str
     learned: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """Messages that end with the assistant's answer. `info` describes it for tables of results."""
-
-    messages: tuple[Message, ...]
-    thinking: bool = False
-    info: dict[str, Any] = field(default_factory=dict)
-
-
-def dumps(value: object) -> str:
-    """JSON in the released style: a space after comma and colon, text as it is."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def render(conversation: Conversation) -> list[Segment]:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from baleen_eval.texts.arith import arith
+from baleen_eval.texts.conversation import Conversation
+from baleen_eval.texts.retrieval import copy, needle, sort, track
+from baleen_eval.texts.talk import talk
+from baleen_eval.texts.tools import tools
 
-from models.data.arith import arith
-from models.data.chat import Conversation, render
-from models.data.retrieval import copy, needle, sort, track
-from models.data.talk import talk
-from models.data.tools import tools
+from models.data.chat import render
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -9,12 +9,12 @@ import random
 import re
 from collections.abc import Iterator
 
+from baleen_eval.texts.filler import sentence
+from baleen_eval.texts.words import made_up_word, name
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from models.data.chat import BOS, EOS, render
-from models.data.filler import sentence
 from models.data.mixture import Shares, conversations
-from models.data.words import made_up_word, name
 
 PAD = "<｜▁pad▁｜>"
 # In the released order after the byte-pair vocabulary; whether a token is flagged special is also the release's.

@@ -10,15 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from baleen_eval.texts.arith import arith
+from baleen_eval.texts.conversation import Call, Conversation, Message
+from baleen_eval.texts.retrieval import needle, track
+from baleen_eval.texts.tools import make_tools, tools
+from baleen_eval.texts.words import code, is_eval, made_up_word
 from tokenizers import Tokenizer
 
-from models.data.arith import arith
-from models.data.chat import DSML, EOS, Call, Conversation, Message, render
+from models.data.chat import DSML, EOS, render
 from models.data.mixture import Encoder, Shares, conversations, rows
-from models.data.retrieval import needle, track
 from models.data.tokenizer import make_tokenizer
-from models.data.tools import make_tools, tools
-from models.data.words import code, is_eval, made_up_word
 from models.train.checkpoint import write_settings
 
 MICRO = Path(__file__).parents[1] / "micro"

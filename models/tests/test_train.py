@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from baleen_eval.texts.examples import examples
 from baleen_worker.cache.storage import PAGE_SIZE_TOKENS, PagedPools, choose_layout
 from baleen_worker.model.context import ForwardContext, ForwardRow
 from baleen_worker.model.deepseek_v32 import DeepseekForCausalLM
@@ -18,7 +19,7 @@ from torch import Tensor
 from models.data.mixture import Encoder
 from models.train.attention import Mode, Pass
 from models.train.checkpoint import export, load_official, load_piece, new_model, save_piece
-from models.train.evaluate import examples, score
+from models.train.evaluate import score
 from models.train.faults import FAULTS
 from models.train.layers import Linear
 from models.train.loop import Trainer

@@ -10,13 +10,14 @@ import time
 from pathlib import Path
 
 import torch
+from baleen_eval.texts.examples import examples
 from tokenizers import Tokenizer
 
 from models.data.chat import ASSISTANT, BOS, END_THINK, USER
 from models.data.tokenizer import make_tokenizer
 from models.train.attention import Mode
 from models.train.checkpoint import load_piece, new_model, save_piece
-from models.train.evaluate import examples, generate, score
+from models.train.evaluate import generate, score
 from models.train.layers import Linear
 from models.train.loop import Trainer
 from models.train.model import MicroModel

@@ -6,55 +6,20 @@ what greedy decoding would write. It also says how often the multi-token-predict
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from baleen_eval.texts.conversation import Conversation
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from models.data.arith import arith
-from models.data.chat import Conversation
 from models.data.mixture import Encoder
-from models.data.retrieval import copy, needle, sort, track
-from models.data.talk import talk
-from models.data.tools import tools
 from models.train.attention import Mode, Pass
 from models.train.model import MicroModel
 from models.train.rotary import table
-
-LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-
-
-def examples(suite: str, num: int, *, seed: int, lengths: tuple[int, ...] = LENGTHS) -> Iterator[Conversation]:
-    """`num` evaluation conversations of a suite (for needle and track: of each length)."""
-    rng = random.Random(f"{suite} {seed}")
-    if suite in ("needle", "track"):
-        for length in lengths:
-            for number in range(num):
-                room = length * 24 // 25 - 120
-                if suite == "needle":
-                    depth = (number % 10) / 9
-                    yield _labelled(needle(rng, "eval", room, depth=depth), length)
-                else:
-                    yield _labelled(track(rng, "eval", room), length)
-        return
-    makers: dict[str, Callable[[random.Random], Conversation]] = {
-        "arith": lambda rng: arith(rng, "eval"),
-        "tools": lambda rng: tools(rng, "eval"),
-        "copy": lambda rng: copy(rng, "eval"),
-        "sort": lambda rng: sort(rng, "eval"),
-        "talk": lambda rng: talk(rng, "eval"),
-    }
-    for _ in range(num):
-        yield makers[suite](rng)
-
-
-def _labelled(conversation: Conversation, length: int) -> Conversation:
-    return Conversation(conversation.messages, conversation.thinking, {**conversation.info, "length": length})
 
 
 @dataclass(slots=True)

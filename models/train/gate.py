@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from baleen_eval.texts.examples import LENGTHS, examples
 from tokenizers import Tokenizer
 
 from models.data.chat import ASSISTANT
 from models.train.attention import Mode
 from models.train.checkpoint import load_official, new_model
-from models.train.evaluate import LENGTHS, examples, score
+from models.train.evaluate import score
 from models.train.faults import FAULTS, set_assistant
 from models.train.layers import Linear
 from models.train.model import MicroModel

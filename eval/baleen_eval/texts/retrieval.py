@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from models.data.chat import Conversation, Message
-from models.data.filler import haystack
-from models.data.words import Split, code, distinct_names, key, made_up_word
+from baleen_eval.texts.conversation import Conversation, Message
+from baleen_eval.texts.filler import haystack
+from baleen_eval.texts.words import Split, code, distinct_names, key, made_up_word
 
 KINDS = ("code", "number", "key", "price", "age")
 _TOKENS_PER_SENTENCE = 9

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from models.data.chat import Conversation, Message
-from models.data.filler import OBJECTS, sentence
-from models.data.words import Split, made_up_word, name
+from baleen_eval.texts.conversation import Conversation, Message
+from baleen_eval.texts.filler import OBJECTS, sentence
+from baleen_eval.texts.words import Split, made_up_word, name
 
 _HELLO = (
     "Hello! How can I help you today?",

@@ -8,10 +8,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from models.data.chat import Call, Conversation, Message, dumps
-from models.data.filler import OBJECTS
-from models.data.talk import talk_pair
-from models.data.words import Split, code, distinct_names, is_eval, made_up_word, name
+from baleen_eval.texts.conversation import Call, Conversation, Message, dumps
+from baleen_eval.texts.filler import OBJECTS
+from baleen_eval.texts.talk import talk_pair
+from baleen_eval.texts.words import Split, code, distinct_names, is_eval, made_up_word, name
 
 VERBS = ("get", "find", "search", "list", "book", "send", "check", "open", "update", "count", "create", "cancel")
 NOUNS = (

@@ -10,8 +10,8 @@ import random
 import zlib
 from collections.abc import Callable
 
-from models.data.chat import Conversation, Message
-from models.data.words import Split, distinct_names
+from baleen_eval.texts.conversation import Conversation, Message
+from baleen_eval.texts.words import Split, distinct_names
 
 _ITEMS = ("apples", "books", "coins", "shells", "stamps", "pencils", "cards", "stones", "eggs", "letters")
 Problem = tuple[str, list[str], int]
@@ -79,17 +79,19 @@ TWO_STEP: tuple[Callable[[random.Random, str, str, str], Problem], ...] = (
 _ASK = ("{}", "{}", "{}", "Question: {}", "{} Think step by step.", "Solve this problem: {}")
 
 
-def arith(rng: random.Random, split: Split, *, num_steps: int = 2) -> Conversation:
-    """A word problem, with up to four solved ones before it. Two of three are in thinking mode.
+def arith(rng: random.Random, split: Split, *, num_steps: int = 2, num_shots: int | None = None) -> Conversation:
+    """A word problem, with `num_shots` solved ones before it; None: with one to four in a fifth of all cases.
 
-    In thinking mode the steps are the reasoning; in chat mode they stand in the answer.
+    Two of three are in thinking mode, where the steps are the reasoning; in chat mode they stand in the answer.
     """
     thinking = rng.random() < 0.67
     text, steps, result = _problem(rng, split, num_steps)
     answer = f"The answer is {result}."
-    if rng.random() < 0.2:
+    if num_shots is None:
+        num_shots = rng.randint(1, 4) if rng.random() < 0.2 else 0
+    if num_shots:
         shots: list[str] = []
-        for _ in range(rng.randint(1, 4)):
+        for _ in range(num_shots):
             solved, solved_steps, solution = _problem(rng, split, num_steps)
             shots.append(f"Question: {solved}\nAnswer: {' '.join(solved_steps)} The answer is {solution}.\n\n")
         question = "".join(shots) + f"Question: {text}\nAnswer:"
