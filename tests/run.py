@@ -2,7 +2,8 @@
 
     python tests/run.py [--all] [SUITE ...]
 
-`--all` adds the tests marked slow. Suites: rust, worker, kernels, models, packaging, e2e; all unless some are named.
+`--all` adds the tests marked slow. Suites: rust, worker, kernels, models, eval, packaging, e2e; all unless some are
+named.
 Needs nothing beyond what `make setup` installs; the exit code is 0 only when every suite ran tests and none failed.
 """
 
@@ -26,6 +27,7 @@ SUITES = {
     "worker": ["worker/tests"],
     "kernels": ["kernels/tests"],
     "models": ["models/tests"],
+    "eval": ["eval/tests"],
     "packaging": ["tests/packaging"],
     "e2e": ["tests/e2e"],
 }

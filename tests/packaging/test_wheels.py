@@ -61,6 +61,25 @@ def test_wheel_holds_every_file_of_the_worker(wheel: Path) -> None:
     assert {f"baleen_worker/{path}" for path in tracked("worker/baleen_worker")} <= names_of(wheel)
 
 
+def test_wheel_holds_every_file_of_the_evaluation(wheel: Path) -> None:
+    assert {f"baleen_eval/{path}" for path in tracked("eval/baleen_eval")} <= names_of(wheel)
+
+
+def test_evaluation_needs_no_checkout(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path, [name for name in archive.namelist() if name.startswith("baleen_eval/")])
+    code = (
+        "import sys, baleen_eval.suites as s; assert 'models' not in sys.modules; print(s.__file__);"
+        "print(sum(len(s.choose(n).questions(s.Choice(num=3))) for n in ('needle', 'track', 'arith', 'tools')))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-P", "-c", code]
+    made = subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    file, count = made.stdout.split()
+    assert Path(file).is_relative_to(tmp_path)
+    assert int(count) == 18 + 18 + 3 + 3
+
+
 def test_wheel_holds_every_file_of_the_model(wheel: Path) -> None:
     data = f"{wheel.name.split('-py3')[0]}.data/data/share/baleen/models/micro"
     assert {f"{data}/{path}" for path in tracked("models/micro")} <= names_of(wheel)
@@ -101,8 +120,16 @@ def test_missing_cargo_is_named_in_one_sentence(tmp_path: Path) -> None:
 
 def test_sdist_holds_what_its_build_needs(tmp_path: Path) -> None:
     names = names_of(build(ROOT, "sdist", tmp_path))
-    needed = {"Cargo.toml", "Cargo.lock", "LICENSE", "README.md", "pyproject.toml", "packaging/cargo_hook.py"}
-    for folder in ("gateway", "proto", "models/micro", "worker/baleen_worker"):
+    needed = {
+        "Cargo.toml",
+        "Cargo.lock",
+        "eval/baleen_eval/__main__.py",
+        "LICENSE",
+        "README.md",
+        "pyproject.toml",
+        "packaging/cargo_hook.py",
+    }
+    for folder in ("gateway", "proto", "models/micro", "worker/baleen_worker", "eval/baleen_eval"):
         needed |= {f"{folder}/{path}" for path in tracked(folder)}
     assert needed <= names
 
