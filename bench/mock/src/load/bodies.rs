@@ -100,6 +100,8 @@ impl Conversation {
         };
         if kind == BodyKind::Warm {
             while conversation.turns.len() * TURN_BYTES < LONG_BYTES - NEW_TURNS * TURN_BYTES {
+                // The user and the answer.
+                conversation.add_turn();
                 conversation.add_turn();
             }
             conversation.base_turns = conversation.turns.len();
