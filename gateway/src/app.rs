@@ -7,13 +7,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use http::HeaderValue;
 use tracing::{debug, warn};
 
+use crate::chat::constraint::AnswerRule;
+use crate::chat::encode::{DSML, THINK_OPEN};
+use crate::chat::style::{ModelTraits, Style};
 use crate::config::{Config, Source};
 use crate::error::ApiError;
-use crate::generate::Generator;
+use crate::generate::{Enforced, Generator};
 use crate::http::admission::Admission;
 use crate::openai::models::ModelCard;
 use crate::openai::response::ResponseHead;
-use crate::openai::{Limits, ModelFacts};
+use crate::openai::{Abilities, InvalidRequest, Limits, ModelFacts};
 use crate::telemetry::Metrics;
 use crate::text::tokenizer::Tokenizer;
 use crate::worker::calls::sha256_hex;
@@ -36,6 +39,16 @@ impl Model {
     #[must_use]
     pub fn card(&self) -> ModelCard {
         ModelCard::new(&*self.name, self.created_unix_s, self.info.context_length_tokens)
+    }
+
+    /// What the worker is told to enforce.
+    ///
+    /// # Errors
+    /// The rule cannot be compiled for this model, or becomes too large.
+    pub fn compile(&self, rule: AnswerRule) -> Result<Option<Enforced>, InvalidRequest> {
+        let Some(constraint) = rule.compile(self.facts.style.dialect, &self.tokenizer)? else { return Ok(None) };
+        self.limits.check_constraint(&rule.field, &constraint)?;
+        Ok(Some(Enforced { constraint: Arc::new(constraint), field: rule.field }))
     }
 
     /// What every object of an answer that is begun now repeats.
@@ -76,7 +89,7 @@ impl App {
         let metrics = Arc::new(Metrics::new());
         Arc::new(Self {
             generator: Generator::new(pool.clone(), metrics.clone()),
-            admission: Admission::new(&config, metrics.clone()),
+            admission: Admission::new(config.limits.max_concurrent_requests),
             pool,
             metrics,
             config,
@@ -146,6 +159,12 @@ impl FirstModel {
         }
         let tokenizer = Tokenizer::from_json(&json, info.vocab_size).map_err(|error| error.to_string())?;
         debug!(backend = tokenizer.backend_name(), vocab_size = info.vocab_size, "the tokenizer is loaded");
+        let traits = ModelTraits {
+            name: &info.model_id,
+            model_type: &info.model_type,
+            has_dsml: tokenizer.control(DSML).is_some(),
+            has_think: tokenizer.control(THINK_OPEN).is_some(),
+        };
         Ok(Model {
             name: config.served_model_name.clone().unwrap_or_else(|| info.model_id.clone()),
             tokenizer: Arc::new(tokenizer),
@@ -153,7 +172,8 @@ impl FirstModel {
             facts: ModelFacts {
                 vocab_size: info.vocab_size,
                 context_len: info.context_length_tokens,
-                thinks_by_default: false,
+                style: Style::of(traits).with(config.style),
+                abilities: Abilities::of(&info.features),
             },
             limits: Limits::load().map_err(|error| format!("the built-in table of limits is broken: {error}"))?,
             created_unix_s: unix_s(),

@@ -3,6 +3,7 @@
 //! Pure functions over messages, text and token ids.
 
 pub mod calls;
+pub mod constraint;
 pub mod delta;
 pub mod dsml;
 pub mod encode;
@@ -11,3 +12,4 @@ pub mod markers;
 pub mod output;
 pub mod pyjson;
 pub mod reasoning;
+pub mod style;

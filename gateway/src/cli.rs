@@ -1,8 +1,6 @@
 //! The commands of `gateway`.
 
 pub mod banner;
-pub mod chat;
 pub mod probe;
 pub mod records;
-pub mod reload;
 pub mod serve;

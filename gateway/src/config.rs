@@ -1,24 +1,25 @@
 //! What the gateway was asked to do: arguments, checked once against the machine and then frozen.
 //!
-//! `args` reads the command line, `keys` the file of API keys, `locate` finds the model and the interpreter; everything
-//! after `Config` reads plain fields. Flags the gateway does not know belong to the worker and are passed on unchanged.
+//! `args` reads the command line, `locate` finds the model and the interpreter; everything after `Config` reads plain
+//! fields. Flags the gateway does not know belong to the worker and are passed on unchanged.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use sha2::{Digest, Sha256};
 use thiserror::Error;
 use tokio::net::lookup_host;
 
 pub mod args;
-pub mod keys;
 pub mod locate;
 
 pub use args::{Cli, Dtype, LogFormat, LogLevel, ServeArgs};
-pub use keys::{KeyDigest, KeyFile, KeySpec, digest};
 use locate::Surroundings;
 
+use crate::chat::calls::Dialect;
+use crate::chat::style::{StyleChoice, Thinking};
 use crate::supervisor::WorkerCommand;
 
 /// Proxies cut connections that are idle for as little as half a minute.
@@ -39,24 +40,19 @@ pub struct Config {
     pub served_model_name: Option<String>,
     /// Read instead of asking a worker.
     pub tokenizer: Option<PathBuf>,
+    /// What the operator says about how the model speaks.
+    pub style: StyleChoice,
     pub drain_timeout: Duration,
     /// A stream with nothing to say for this long says so.
     pub keep_alive_interval: Duration,
-    /// The key of `--api-key`.
-    pub api_key_digest: Option<KeyDigest>,
-    /// The keys of `--api-keys`, as they were at the start.
-    pub api_key_file: Option<KeyFile>,
+    /// SHA-256 of the key that clients must show.
+    pub api_key_digest: Option<[u8; 32]>,
 }
 
 /// What one gateway takes on.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub max_concurrent_requests: usize,
-    /// Requests that wait for others to end; more are refused.
-    pub queue_size: usize,
-    pub queue_timeout: Duration,
-    /// Deadline of requests that bring none, and the latest they can ask for.
-    pub max_request_time: Duration,
     pub max_body_bytes: usize,
 }
 
@@ -85,7 +81,7 @@ impl Config {
     /// One sentence that names the flag or the missing piece.
     pub async fn new(args: ServeArgs, surroundings: &Surroundings) -> Result<Self, ConfigError> {
         refuse_unbuilt(&args)?;
-        check_dialect(args.chat_template.as_deref())?;
+        let style = style(&args)?;
         let listen = resolve(&args.host, args.port).await?;
         let tokenizer = args.tokenizer.as_deref().map(tokenizer_file).transpose()?;
         let (source, served_model_name) = if args.worker.is_empty() {
@@ -99,32 +95,16 @@ impl Config {
             listen,
             limits: Limits {
                 max_concurrent_requests: args.max_concurrent_requests,
-                queue_size: args.queue_size,
-                queue_timeout: Duration::from_secs(args.queue_timeout_s),
-                max_request_time: Duration::from_secs(args.max_request_time_s),
                 max_body_bytes: args.max_body_bytes,
             },
             source,
             served_model_name,
             tokenizer,
+            style,
             drain_timeout: Duration::from_secs(args.drain_timeout_s),
             keep_alive_interval: KEEP_ALIVE_INTERVAL,
             api_key_digest: args.api_key.as_deref().map(digest),
-            api_key_file: args.api_keys.as_deref().map(KeyFile::read).transpose()?,
         })
-    }
-
-    /// Whether clients must show a key.
-    #[must_use]
-    pub fn needs_key(&self) -> bool {
-        self.api_key_digest.is_some() || self.api_key_file.is_some()
-    }
-
-    /// Every key that opens this gateway, with `file` as the present content of `--api-keys`.
-    #[must_use]
-    pub fn keys(&self, file: Option<&KeyFile>) -> Vec<KeySpec> {
-        let listed = file.map(|file| file.keys.clone()).unwrap_or_default();
-        self.api_key_digest.map(KeySpec::single).into_iter().chain(listed).collect()
     }
 
     /// Whether others than this machine can reach the gateway.
@@ -132,6 +112,12 @@ impl Config {
     pub fn is_public(&self) -> bool {
         !self.listen.ip().is_loopback()
     }
+}
+
+/// SHA-256 of a key: what is compared, so that neither length nor content shows in the time it takes.
+#[must_use]
+pub fn digest(key: &str) -> [u8; 32] {
+    Sha256::digest(key.as_bytes()).into()
 }
 
 fn refuse_unbuilt(args: &ServeArgs) -> Result<(), ConfigError> {
@@ -143,30 +129,58 @@ fn refuse_unbuilt(args: &ServeArgs) -> Result<(), ConfigError> {
                 .into(),
         ));
     }
-    if args.tool_call_parser.is_some() {
-        return Err(ConfigError("tool calls are not built: leave out --tool-call-parser".into()));
-    }
-    match args.reasoning_parser.as_deref() {
-        None | Some("deepseek-v3" | "deepseek_v3" | "deepseek-v32" | "deepseek_v32") => Ok(()),
-        Some(other) => Err(ConfigError(format!(
-            "--reasoning-parser {other} is not a parser of this gateway: it splits DeepSeek-V3.2 reasoning, \
-             known as deepseek-v3"
+    Ok(())
+}
+
+/// What the operator says about how the model speaks, under the names that other servers use.
+fn style(args: &ServeArgs) -> Result<StyleChoice, ConfigError> {
+    let by_parser = args.tool_call_parser.as_deref().map(|name| match plain(name).as_str() {
+        "deepseekv32" => Ok(Dialect::V32),
+        "deepseekv31" => Ok(Dialect::V31),
+        "deepseekv3" => Ok(Dialect::V3),
+        _ => Err(ConfigError(format!(
+            "--tool-call-parser {name} is none of this gateway's: they are deepseekv32, deepseekv31 and deepseekv3"
         ))),
+    });
+    let by_template = args.chat_template.as_deref().map(template_dialect).transpose()?;
+    let thinking = args.reasoning_parser.as_deref().map(|name| match plain(name).as_str() {
+        "deepseekv3" | "deepseekv31" | "deepseekv32" => Ok(Thinking::Switched),
+        "deepseekr1" => Ok(Thinking::Always),
+        _ => Err(ConfigError(format!(
+            "--reasoning-parser {name} is none of this gateway's: they are deepseek-v3, where requests switch \
+             reasoning, and deepseek-r1, where every answer has it"
+        ))),
+    });
+    let by_parser = by_parser.transpose()?;
+    if let (Some(parser), Some(template)) = (by_parser, by_template)
+        && parser != template
+    {
+        return Err(ConfigError(
+            "--chat-template and --tool-call-parser name different generations of the model, whose calls are written \
+             differently: give one of them"
+                .into(),
+        ));
     }
+    Ok(StyleChoice { dialect: by_parser.or(by_template), thinking: thinking.transpose()? })
+}
+
+fn plain(name: &str) -> String {
+    name.to_lowercase().replace(['-', '_', '.'], "")
 }
 
 /// A template file is never run; its name says which of the built-in dialects it stands for.
-fn check_dialect(template: Option<&Path>) -> Result<(), ConfigError> {
-    let Some(template) = template else { return Ok(()) };
-    let name = template.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-    let stem = name.trim_end_matches(".jinja").trim_end_matches(".py").replace(['-', '.'], "_");
-    match stem.as_str() {
-        "deepseek_v32" | "deepseekv32" | "deepseek_v3_2" | "encoding_dsv32" | "tool_chat_template_deepseekv32" => {
-            Ok(())
+fn template_dialect(template: &Path) -> Result<Dialect, ConfigError> {
+    let name = template.file_name().unwrap_or_default().to_string_lossy();
+    match plain(name.trim_end_matches(".jinja").trim_end_matches(".py")).as_str() {
+        "deepseekv32" | "encodingdsv32" => Ok(Dialect::V32),
+        // SGLang's template of the last name is V3.2-Exp's.
+        "deepseekv31" | "deepseekv32exp" | "toolchattemplatedeepseekv31" | "toolchattemplatedeepseekv32" => {
+            Ok(Dialect::V31)
         }
+        "deepseekv3" | "deepseekr1" | "toolchattemplatedeepseekv3" | "toolchattemplatedeepseekr1" => Ok(Dialect::V3),
         _ => Err(ConfigError(format!(
-            "--chat-template {} names no built-in dialect: templates are not run here, and the one dialect is \
-             deepseek_v32",
+            "--chat-template {} names no built-in dialect: templates are not run here, and the dialects are \
+             deepseek_v32, deepseek_v31 and deepseek_v3",
             template.display()
         ))),
     }
@@ -254,8 +268,7 @@ fn local_worker(args: &ServeArgs, surroundings: &Surroundings) -> Result<LocalWo
     worker_args.extend(args.worker_flags.iter().cloned());
     let needs_torch = !has_fake_runner(&args.worker_flags);
     let envs = surroundings.worker_environment();
-    let command = WorkerCommand { program, args: worker_args, envs, own_process_group: false };
-    Ok(LocalWorker { model_dir, command, needs_torch })
+    Ok(LocalWorker { model_dir, command: WorkerCommand { program, args: worker_args, envs }, needs_torch })
 }
 
 fn has_fake_runner(flags: &[OsString]) -> bool {

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use thiserror::Error;
 
+use crate::chat::constraint::Constraint;
 use crate::chat::output::OutputOptions;
 use crate::openai::{GenerationSpec, SamplingSpec};
 use crate::route::least_load::{LeastLoad, WorkerLoad};
@@ -35,6 +36,8 @@ pub struct GenerateSpec {
     /// `max_tokens` is each prompt's own.
     pub sampling: SamplingSpec,
     pub output: OutputOptions,
+    /// What the worker enforces, from the end of reasoning on.
+    pub constraint: Option<Enforced>,
     /// Whether choices keep their token ids.
     pub keeps_token_ids: bool,
     pub priority: i32,
@@ -52,11 +55,33 @@ impl GenerateSpec {
             n: generation.n,
             sampling: generation.sampling.clone(),
             output,
+            constraint: None,
             keeps_token_ids: generation.return_token_ids,
             priority: generation.priority,
             deadline_ms: generation.deadline_ms,
             cache_salt: generation.cache_salt.clone(),
         }
+    }
+}
+
+/// A constraint, and the request's field that asks for it.
+#[derive(Clone, Debug)]
+pub struct Enforced {
+    pub constraint: Arc<Constraint>,
+    pub field: String,
+}
+
+impl Enforced {
+    /// Says a worker's complaint about the constraint in the client's terms.
+    fn explain(&self, mut failure: Failure) -> Failure {
+        let ability = self.constraint.ability();
+        if failure.field.as_deref() == Some(ability) {
+            let cause =
+                failure.message.strip_prefix(ability).map_or(&*failure.message, |rest| rest.trim_start_matches(": "));
+            failure.message = format!("'{}': {cause}", self.field);
+            failure.field = Some(self.field.clone());
+        }
+        failure
     }
 }
 
@@ -169,7 +194,7 @@ fn load_of(worker: &ReadyWorker) -> WorkerLoad {
 /// One submission per choice. A client's seed goes to sample 0 as it is; the others get seeds derived from it, so that
 /// samples differ and the whole request is reproducible.
 fn submissions(spec: GenerateSpec) -> Vec<Submission> {
-    let GenerateSpec { id, prompts, n, mut sampling, priority, deadline_ms, cache_salt, .. } = spec;
+    let GenerateSpec { id, prompts, n, mut sampling, priority, deadline_ms, cache_salt, constraint, output, .. } = spec;
     let seed = sampling.seed.unwrap_or_else(rand::random);
     let mut submissions = Vec::with_capacity(prompts.len() * n as usize);
     for Prompt { mut token_ids, max_tokens } in prompts {
@@ -186,6 +211,8 @@ fn submissions(spec: GenerateSpec) -> Vec<Submission> {
                 priority,
                 deadline_ms,
                 cache_salt: cache_salt.clone(),
+                constraint: constraint.as_ref().map(|enforced| enforced.constraint.clone()),
+                starts_in_reasoning: output.starts_in_reasoning,
             });
         }
     }

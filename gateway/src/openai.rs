@@ -4,17 +4,20 @@
 
 pub mod chat;
 pub mod completions;
+pub mod constraint;
 pub mod error;
 mod fields;
 pub mod generation;
 pub mod limits;
 pub mod logprobs;
 pub mod models;
+mod processors;
 pub mod response;
 pub mod sampling;
+mod strict_json;
 
 pub use error::{ErrorObject, InvalidRequest, RejectKind};
-pub use generation::{GenerationSpec, ModelFacts, StreamSpec};
+pub use generation::{Abilities, GenerationSpec, ModelFacts, StreamSpec};
 pub use limits::Limits;
 pub use sampling::SamplingSpec;
 

@@ -4,8 +4,11 @@
 //! user message brings its own assistant marker and think token; reasoning is printed only after the last user
 //! message. Source: the encoding that DeepSeek publishes with the V3.2 weights.
 //!
+//! The family's earlier models speak otherwise; `legacy` renders for them.
+//!
 //! Text and control tokens stay apart: what a client writes is a text segment and cannot become a control token.
 
+mod legacy;
 mod messages;
 mod results;
 mod tools;
@@ -13,6 +16,8 @@ mod tools;
 use serde_json::{Map, Value};
 
 pub use self::results::match_results;
+use super::calls::Dialect;
+use super::style::Style;
 use crate::text::tokenizer::{Segment, Tokenizer, TokenizerError};
 
 pub const BEGIN_OF_SENTENCE: &str = "<｜begin▁of▁sentence｜>";
@@ -113,6 +118,7 @@ pub enum Ending {
 
 #[derive(Debug, Clone)]
 pub struct EncodeOptions {
+    pub style: Style,
     pub thinking: bool,
     pub ending: Ending,
     pub add_begin_of_sentence: bool,
@@ -126,7 +132,14 @@ impl EncodeOptions {
     /// What a chat request wants: begin of sentence, and a turn for the model to fill.
     pub fn request(thinking: bool, continue_final: bool) -> Self {
         let ending = if continue_final { Ending::ContinueFinal } else { Ending::OpenTurn };
-        Self { thinking, ending, add_begin_of_sentence: true, num_context_messages: 0, leading_tools: Vec::new() }
+        Self {
+            style: Style::V32,
+            thinking,
+            ending,
+            add_begin_of_sentence: true,
+            num_context_messages: 0,
+            leading_tools: Vec::new(),
+        }
     }
 
     /// Puts the tools of a request where the model expects them: on the first system message, after its text, or
@@ -161,6 +174,9 @@ pub enum EncodeError {
 /// # Errors
 /// A message breaks a rule of the encoding, or the model lacks a control token.
 pub fn encode(messages: &[Message], options: &EncodeOptions, tokenizer: &Tokenizer) -> Result<Encoded, EncodeError> {
+    if options.style.dialect != Dialect::V32 {
+        return legacy::encode(messages, options, tokenizer);
+    }
     let mut prompt = Prompt::new(tokenizer, options.thinking);
     if options.add_begin_of_sentence {
         prompt.control(BEGIN_OF_SENTENCE)?;
@@ -169,16 +185,7 @@ pub fn encode(messages: &[Message], options: &EncodeOptions, tokenizer: &Tokeniz
         let system = Message { tools: options.leading_tools.clone(), ..Message::new(Role::System, "") };
         prompt.message(&system, Place { index: 0, last_user: None, is_context: false }, None)?;
     }
-    let continued = match (options.ending, messages.split_last()) {
-        (Ending::ContinueFinal, Some((last, _))) if last.role == Role::Assistant => Some(last),
-        (Ending::ContinueFinal, _) => {
-            return Err(EncodeError::Invalid {
-                param: "messages".to_owned(),
-                message: "only a final assistant message can be continued".to_owned(),
-            });
-        }
-        _ => None,
-    };
+    let continued = continued(messages, options)?;
     let rendered = &messages[..messages.len() - usize::from(continued.is_some())];
     let last_user = messages.iter().rposition(|message| message.role.opens_turn());
     let mut answering = None;
@@ -202,6 +209,18 @@ pub fn encode(messages: &[Message], options: &EncodeOptions, tokenizer: &Tokeniz
         prompt.continue_message(message)?;
     }
     Ok(Encoded { segments: prompt.segments, starts_in_reasoning: prompt.in_reasoning })
+}
+
+/// The message that the model is to go on with, where it is to.
+fn continued<'a>(messages: &'a [Message], options: &EncodeOptions) -> Result<Option<&'a Message>, EncodeError> {
+    match (options.ending, messages.last()) {
+        (Ending::ContinueFinal, Some(last)) if last.role == Role::Assistant => Ok(Some(last)),
+        (Ending::ContinueFinal, _) => Err(EncodeError::Invalid {
+            param: "messages".to_owned(),
+            message: "only a final assistant message can be continued".to_owned(),
+        }),
+        (Ending::OpenTurn | Ending::Closed, _) => Ok(None),
+    }
 }
 
 /// Where a message stands in its conversation.

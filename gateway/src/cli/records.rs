@@ -15,8 +15,9 @@ use crate::chat::delta::Delta;
 use crate::chat::encode::{BEGIN_OF_SENTENCE, END_OF_SENTENCE, EncodeOptions, Ending, Message, Role, encode};
 use crate::chat::markers::{Lexer, Marker, Piece};
 use crate::chat::output::{OutputFold, OutputOptions};
-use crate::openai::InvalidRequest;
+use crate::chat::style::Style;
 use crate::openai::chat::ChatRequest;
+use crate::openai::{InvalidRequest, Limits};
 use crate::text::tokenizer::{Segment, Tokenizer};
 
 /// Embedding rows to allow for; a file of this family has fewer.
@@ -75,7 +76,8 @@ impl RecordsCli {
         match self.command {
             RecordsCommand::Render { tokenizer, file } => {
                 let tokenizer = load(&tokenizer)?;
-                each_line(file, |row| render(row, &tokenizer))
+                let limits = Limits::load()?;
+                each_line(file, |row| render(row, &tokenizer, &limits))
             }
             RecordsCommand::Parse { tokenizer, chunk, file } => {
                 let tokenizer = tokenizer.as_ref().map(load).transpose()?;
@@ -118,15 +120,15 @@ fn each_line(file: Option<PathBuf>, answer: impl Fn(&Value) -> Result<Value, Str
 }
 
 /// A row's prompt and token ids.
-fn render(row: &Value, tokenizer: &Tokenizer) -> Result<Value, String> {
+fn render(row: &Value, tokenizer: &Tokenizer, limits: &Limits) -> Result<Value, String> {
     let thinking = match row["thinking_mode"].as_str() {
         Some("thinking") => true,
         Some("chat") | None => false,
         Some(other) => return Err(format!("'thinking_mode' must be \"chat\" or \"thinking\", but it is {other:?}")),
     };
     let (messages, options) = match row["level"].as_str() {
-        Some("request") => request_row(row, thinking).map_err(|error| error.to_string())?,
-        _ => encoder_row(row, thinking).map_err(|error| error.to_string())?,
+        Some("request") => request_row(row, thinking, limits).map_err(|error| error.to_string())?,
+        _ => encoder_row(row, thinking, limits).map_err(|error| error.to_string())?,
     };
     let encoded = encode(&messages, &options, tokenizer).map_err(|error| error.to_string())?;
     let token_ids = tokenizer.encode_segments(&encoded.segments).map_err(|error| error.to_string())?;
@@ -140,21 +142,26 @@ fn render(row: &Value, tokenizer: &Tokenizer) -> Result<Value, String> {
     Ok(json!({ "prompt": String::from_utf8_lossy(&prompt), "token_ids": token_ids }))
 }
 
+/// V3.2, of which recorded conversations are.
+fn v32(thinks_by_default: bool) -> Style {
+    Style { thinks_by_default, ..Style::V32 }
+}
+
 /// A whole request, read as the endpoint reads it.
-fn request_row(row: &Value, thinking: bool) -> Result<(Vec<Message>, EncodeOptions), InvalidRequest> {
+fn request_row(row: &Value, thinking: bool, limits: &Limits) -> Result<(Vec<Message>, EncodeOptions), InvalidRequest> {
     let request = ChatRequest::parse(row["request"].to_string().as_bytes())?;
-    let conversation = request.into_conversation(thinking, true)?;
+    let conversation = request.into_conversation(limits, v32(thinking), true)?;
     Ok((conversation.messages, conversation.encode))
 }
 
 /// Messages as they go into the encoding: tools and response formats stand on them, results are in their places.
-fn encoder_row(row: &Value, thinking: bool) -> Result<(Vec<Message>, EncodeOptions), InvalidRequest> {
+fn encoder_row(row: &Value, thinking: bool, limits: &Limits) -> Result<(Vec<Message>, EncodeOptions), InvalidRequest> {
     let list = |field: &str| row[field].as_array().cloned().unwrap_or_default();
     let mut wire = list("context");
     let num_context_messages = wire.len();
     wire.extend(list("messages"));
     let request = ChatRequest::parse(json!({ "messages": wire }).to_string().as_bytes())?;
-    let mut conversation = request.into_conversation(thinking, false)?;
+    let mut conversation = request.into_conversation(limits, v32(thinking), false)?;
     for (message, wire) in conversation.messages.iter_mut().zip(&wire) {
         if matches!(message.role, Role::System | Role::Developer) {
             let tools = wire["tools"].as_array().into_iter().flatten();

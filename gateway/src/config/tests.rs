@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use super::locate::Surroundings;
 use super::*;
+use crate::chat::calls::Dialect;
+use crate::chat::style::{StyleChoice, Thinking};
 
 fn parse(words: &str) -> ServeArgs {
     try_parse(words).unwrap()
@@ -165,7 +167,11 @@ async fn what_is_not_built_is_refused_with_a_sentence() {
     for (words, expected) in [
         ("--pd-disaggregation", "disaggregation is not built"),
         ("--prefill http://a:1 8998 --decode http://b:1", "disaggregation is not built"),
-        ("--tool-call-parser deepseekv32", "tool calls are not built"),
+        ("--tool-call-parser qwen3_coder", "qwen3_coder"),
+        (
+            "--tool-call-parser deepseekv32 --chat-template tool_chat_template_deepseekv31.jinja",
+            "different generations",
+        ),
         ("--reasoning-parser qwen3", "qwen3"),
         ("--chat-template chatml.jinja", "deepseek_v32"),
         ("--tokenizer /nowhere", "/nowhere"),
@@ -180,8 +186,28 @@ async fn what_is_not_built_is_refused_with_a_sentence() {
 
 #[tokio::test]
 async fn a_known_template_name_is_a_dialect() {
-    for name in ["deepseek_v32", "./templates/tool_chat_template_deepseekv32.jinja", "encoding_dsv32.py"] {
-        configure(&format!("gateway serve --chat-template {name} --trust-remote-code")).await.unwrap();
+    for (name, dialect) in [
+        ("deepseek_v32", Dialect::V32),
+        ("encoding_dsv32.py", Dialect::V32),
+        ("./templates/tool_chat_template_deepseekv32.jinja", Dialect::V31),
+        ("tool_chat_template_deepseekv31.jinja", Dialect::V31),
+        ("tool_chat_template_deepseekr1.jinja", Dialect::V3),
+    ] {
+        let config = configure(&format!("gateway serve --chat-template {name} --trust-remote-code")).await.unwrap();
+        assert_eq!(config.style.dialect, Some(dialect), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn parsers_are_known_by_the_names_of_other_servers() {
+    for (name, dialect) in [("deepseekv32", Dialect::V32), ("deepseek_v31", Dialect::V31), ("deepseekv3", Dialect::V3)]
+    {
+        let config = configure(&format!("gateway serve --tool-call-parser {name}")).await.unwrap();
+        assert_eq!(config.style, StyleChoice { dialect: Some(dialect), thinking: None });
+    }
+    for (name, thinking) in [("deepseek-v3", Thinking::Switched), ("deepseek-r1", Thinking::Always)] {
+        let config = configure(&format!("gateway serve --reasoning-parser {name}")).await.unwrap();
+        assert_eq!(config.style, StyleChoice { dialect: None, thinking: Some(thinking) });
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
-use super::{GenerateError, GenerateSpec, Generator};
+use super::{Enforced, GenerateError, GenerateSpec, Generator};
 use crate::chat::output::{Delta, OutputFold};
 use crate::openai::logprobs::TokenLogprob;
 use crate::openai::response::Usage;
@@ -67,6 +67,7 @@ pub struct Generation {
     batch: Batch,
     running: usize,
     prompt_lens: Vec<usize>,
+    constraint: Option<Enforced>,
     arrived: Instant,
     saw_token: bool,
 }
@@ -103,6 +104,7 @@ impl Generation {
             batch: Batch::default(),
             running: num_choices,
             prompt_lens: spec.prompts.iter().map(|prompt| prompt.token_ids.len()).collect(),
+            constraint: spec.constraint.clone(),
             arrived,
             saw_token: false,
         }
@@ -185,7 +187,10 @@ impl Generation {
         batch.clear();
         self.batch = batch;
         match failed {
-            Some(failure) => Err(GenerateError::Worker(failure)),
+            Some(failure) => Err(GenerateError::Worker(match &self.constraint {
+                Some(enforced) => enforced.explain(failure),
+                None => failure,
+            })),
             None if self.running == 0 => Ok(Progress::Done),
             None => Ok(Progress::Running),
         }

@@ -3,14 +3,14 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
+use axum::body::Body;
+use axum::extract::State;
 use axum::response::Response;
 use sha2::{Digest, Sha256};
 
 use super::answer::{Answer, Prepared, check_model, finish_of, respond};
 use super::sse::write_event;
 use crate::app::{App, Model};
-use crate::chat::calls::Dialect;
 use crate::chat::encode::encode;
 use crate::chat::output::OutputOptions;
 use crate::generate::{Choice, GenerateSpec, Generation, Prompt};
@@ -24,22 +24,24 @@ use crate::openai::{InvalidRequest, StreamSpec};
 use crate::telemetry::EndpointName;
 
 /// The endpoint.
-pub async fn create(State(app): State<Arc<App>>, request: Request) -> Response {
-    respond(app, EndpointName::ChatCompletions, request, prepare).await
+pub async fn create(State(app): State<Arc<App>>, body: Body) -> Response {
+    respond(app, EndpointName::ChatCompletions, body, prepare).await
 }
 
 fn prepare(model: &Arc<Model>, body: &[u8]) -> Result<Prepared, InvalidRequest> {
     let request = ChatRequest::parse(body)?;
     check_model(model, request.model())?;
-    let ChatSpec { messages, encode: options, generation, max_tool_calls } =
+    let ChatSpec { messages, encode: options, generation, rule, max_tool_calls } =
         request.validate(&model.limits, &model.facts)?;
+    let dialect = model.facts.style.dialect;
+    let constraint = model.compile(rule)?;
     let encoded = encode(&messages, &options, &model.tokenizer)?;
     let token_ids = model
         .tokenizer
         .encode_segments(&encoded.segments)
         .map_err(|error| InvalidRequest::from_tokenizer(&error, "messages"))?;
     let max_tokens = generation.fit_context(token_ids.len(), "messages", &model.facts)?;
-    let spec = GenerateSpec::new(
+    let mut spec = GenerateSpec::new(
         &generation,
         OutputOptions {
             stop: generation.stop.clone(),
@@ -47,10 +49,11 @@ fn prepare(model: &Arc<Model>, body: &[u8]) -> Result<Prepared, InvalidRequest> 
             starts_in_reasoning: encoded.starts_in_reasoning,
             skip_special_tokens: generation.skip_special_tokens,
             max_tool_calls,
-            dialect: Dialect::V32,
+            dialect,
         },
         vec![Prompt { token_ids, max_tokens }],
     );
+    spec.constraint = constraint;
     let head = model.response_head(format!("chatcmpl-{:032x}", spec.id));
     let stream = generation.stream.unwrap_or_default();
     let answer = ChatAnswer {

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
+use axum::body::Body;
+use axum::extract::State;
 use axum::response::Response;
 
 use super::answer::{Answer, Prepared, check_model, finish_of, respond};
@@ -20,14 +21,14 @@ use crate::text::detokenizer::Detokenizer;
 use crate::text::tokenizer::Tokenizer;
 
 /// The endpoint.
-pub async fn create(State(app): State<Arc<App>>, request: Request) -> Response {
-    respond(app, EndpointName::Completions, request, prepare).await
+pub async fn create(State(app): State<Arc<App>>, body: Body) -> Response {
+    respond(app, EndpointName::Completions, body, prepare).await
 }
 
 fn prepare(model: &Arc<Model>, body: &[u8]) -> Result<Prepared, InvalidRequest> {
     let request = CompletionRequest::parse(body)?;
     check_model(model, request.model())?;
-    let CompletionSpec { prompts: sources, echo, generation } = request.validate(&model.limits, &model.facts)?;
+    let CompletionSpec { prompts: sources, echo, rule, generation } = request.validate(&model.limits, &model.facts)?;
     let echoes = echo.then(|| sources.iter().map(|source| shown(&model.tokenizer, source)).collect::<Vec<String>>());
     let prompts = prompts(model, sources, &generation)?;
     let output = OutputOptions {
@@ -40,7 +41,8 @@ fn prepare(model: &Arc<Model>, body: &[u8]) -> Result<Prepared, InvalidRequest> 
     let keeps_prompts = generation.return_token_ids || (echo && generation.sampling.logprobs.is_some());
     let num_choices = prompts.len() * generation.n as usize;
     let kept = keeps_prompts.then(|| prompts.iter().map(|prompt| prompt.token_ids.clone()).collect());
-    let spec = GenerateSpec::new(&generation, output, prompts);
+    let mut spec = GenerateSpec::new(&generation, output, prompts);
+    spec.constraint = model.compile(rule)?;
     let head = model.response_head(format!("cmpl-{:032x}", spec.id));
     let stream = generation.stream.unwrap_or_default();
     let answer = CompletionAnswer {

@@ -7,16 +7,19 @@ mod tools;
 
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use self::messages::WireMessage;
 use self::thinking::ThinkingFields;
 use self::tools::{ToolChoice, Tools, WireTool};
+use super::constraint::FieldRule;
 use super::error::InvalidRequest;
 use super::fields::{Asks, Integer, parse_body};
 use super::generation::{GenerationFields, GenerationSpec, ModelFacts};
-use super::limits::Limits;
+use super::limits::{Limits, RequestLimits};
+use crate::chat::constraint::{AnswerRule, CallRule};
 use crate::chat::encode::{EncodeOptions, Message, match_results};
+use crate::chat::style::Style;
 
 /// A request as it was sent: its types are right, its values are not yet checked.
 #[derive(Debug, Default)]
@@ -32,7 +35,6 @@ pub struct ChatRequest {
     parallel_tool_calls: Option<bool>,
     functions: Asks,
     function_call: Asks,
-    response_format: Option<ResponseFormat>,
 }
 
 /// A request that can be encoded and generated.
@@ -41,6 +43,8 @@ pub struct ChatSpec {
     pub messages: Vec<Message>,
     pub encode: EncodeOptions,
     pub generation: GenerationSpec,
+    /// What the worker is to enforce, of text and calls.
+    pub rule: AnswerRule,
     /// How many calls the answer may hold; 0 where no tools are declared, and markup is text like any other.
     pub max_tool_calls: u32,
 }
@@ -51,8 +55,9 @@ pub struct Conversation {
     pub messages: Vec<Message>,
     pub encode: EncodeOptions,
     max_tool_calls: u32,
-    /// The field that asks for calls which the worker would have to enforce.
-    enforced_by: Option<String>,
+    /// Calls that the worker has to enforce, and the field that asks for them.
+    calls: Option<(CallRule, String)>,
+    thinking_budget: Option<i128>,
 }
 
 impl ChatRequest {
@@ -72,27 +77,23 @@ impl ChatRequest {
     /// The first field that is wrong, or that asks for an ability this server lacks.
     pub fn validate(mut self, limits: &Limits, model: &ModelFacts) -> Result<ChatSpec, InvalidRequest> {
         self.refuse_unbuilt()?;
-        let conversation = self.take_conversation(model.thinks_by_default)?;
-        let Conversation { mut messages, encode, max_tool_calls, enforced_by } = conversation;
-        if let Some(field) = enforced_by {
-            let message = format!("'{field}' is not implemented by this server: it cannot force or constrain calls.");
-            return Err(InvalidRequest::not_implemented(field, message));
-        }
+        let Conversation { mut messages, encode, max_tool_calls, calls, thinking_budget } =
+            self.take_conversation(&limits.request, model.style)?;
         match_results(&mut messages)?;
         let logprobs = chat_logprobs(limits, self.logprobs, self.top_logprobs)?;
         let max_tokens_param = self.fields.sampling.max_tokens_param();
-        let thinking = self.thinking.resolve(model.thinks_by_default)?;
         let mut generation = self.fields.validate(limits, model)?;
         if generation.sampling.max_tokens == Some(0) {
             let message = format!("'{max_tokens_param}' must be at least 1.");
             return Err(InvalidRequest::field(max_tokens_param, message));
         }
         generation.sampling.logprobs = logprobs;
-        if let Some(budget) = thinking.budget {
+        if let Some(budget) = thinking_budget {
             let budget = limits.thinking_budget.check_u32("thinking.budget_tokens", budget)?;
             generation.sampling.thinking_budget.get_or_insert(budget);
         }
-        Ok(ChatSpec { messages, encode, generation, max_tool_calls })
+        let rule = answer_rule(generation.content_rule.take(), calls, model)?;
+        Ok(ChatSpec { messages, encode, generation, rule, max_tool_calls })
     }
 
     /// The conversation alone, as it is rendered: constraints on the answer are no part of the prompt. With
@@ -103,10 +104,11 @@ impl ChatRequest {
     /// A message, a tool or the thinking switch is wrong.
     pub fn into_conversation(
         mut self,
-        thinks_by_default: bool,
+        limits: &Limits,
+        style: Style,
         reorders_results: bool,
     ) -> Result<Conversation, InvalidRequest> {
-        let mut conversation = self.take_conversation(thinks_by_default)?;
+        let mut conversation = self.take_conversation(&limits.request, style)?;
         let mut matched = conversation.messages.clone();
         if reorders_results && match_results(&mut matched).is_ok() {
             conversation.messages = matched;
@@ -114,43 +116,67 @@ impl ChatRequest {
         Ok(conversation)
     }
 
-    fn take_conversation(&mut self, thinks_by_default: bool) -> Result<Conversation, InvalidRequest> {
-        let thinking = self.thinking.resolve(thinks_by_default)?.enabled;
-        let (mut messages, prefix) = messages::validate(self.messages.take())?;
-        let tools = Tools::validate(self.tools.take().unwrap_or_default())?;
+    fn take_conversation(&mut self, limits: &RequestLimits, style: Style) -> Result<Conversation, InvalidRequest> {
+        let thinking = self.thinking.resolve(style)?;
+        let (mut messages, prefix) = messages::validate(self.messages.take(), limits)?;
+        let tools = Tools::validate(self.tools.take().unwrap_or_default(), limits)?;
         let choice = self.tool_choice.take().unwrap_or(ToolChoice::Auto);
         choice.check(&tools)?;
         let continue_final = prefix || self.continue_final_message.unwrap_or(false);
-        let mut encode = EncodeOptions::request(thinking, continue_final);
+        let mut encode = EncodeOptions::request(thinking.enabled, continue_final);
+        encode.style = style;
         let declared = choice != ToolChoice::None && !tools.functions.is_empty();
-        let mut enforced_by = None;
+        let mut calls = None;
         if declared {
-            enforced_by = tools.strict;
-            if choice != ToolChoice::Auto {
-                enforced_by = Some("tool_choice".to_owned());
+            if let Some(reason) = style.refuses_tools {
+                return Err(InvalidRequest::field("tools", format!("'tools' is refused: {reason}.")));
             }
-            encode.declare_tools(&mut messages, tools.functions);
+            let asked_by = tools.strict.clone().filter(|_| choice == ToolChoice::Auto);
+            let asked_by = asked_by.unwrap_or_else(|| "tool_choice".to_owned());
+            calls = tools.call_rule(&choice, self.parallel_tool_calls).map(|rule| (rule, asked_by));
+            encode.declare_tools(&mut messages, tools.into_shown(&choice));
         }
-        let max_tool_calls = match (declared, self.parallel_tool_calls) {
+        let max_tool_calls = match (declared, choice.is_single(self.parallel_tool_calls)) {
             (false, _) => 0,
-            (true, Some(false)) => 1,
-            (true, _) => u32::MAX,
+            (true, true) => 1,
+            (true, false) => u32::MAX,
         };
-        Ok(Conversation { messages, encode, max_tool_calls, enforced_by })
+        Ok(Conversation { messages, encode, max_tool_calls, calls, thinking_budget: thinking.budget })
     }
 
-    /// What the worker would have to enforce is refused by name, once it is known to be well-formed.
+    /// OpenAI's first form of tools is refused by name.
     fn refuse_unbuilt(&self) -> Result<(), InvalidRequest> {
-        let structured = self.response_format.as_ref().is_some_and(|format| format.kind != "text");
-        let field = match structured {
-            true => "response_format",
-            false if self.functions.0 => "functions",
-            false if self.function_call.0 => "function_call",
-            false => return Ok(()),
+        let field = match (self.functions.0, self.function_call.0) {
+            (true, _) => "functions",
+            (false, true) => "function_call",
+            (false, false) => return Ok(()),
         };
-        let message = format!("'{field}' is not implemented by this server.");
+        let message = format!("'{field}' is not implemented by this server; use 'tools' and 'tool_choice'.");
         Err(InvalidRequest::not_implemented(field, message))
     }
+}
+
+/// Puts the rules on text and on calls together, and makes sure that somebody can enforce the whole.
+fn answer_rule(
+    content: Option<FieldRule>,
+    calls: Option<(CallRule, String)>,
+    model: &ModelFacts,
+) -> Result<AnswerRule, InvalidRequest> {
+    let mut rule = AnswerRule::default();
+    if let Some(FieldRule { field, rule: content }) = content {
+        if calls.as_ref().is_some_and(|(calls, _)| calls.required) {
+            let message =
+                format!("'{field}' says what text must look like, but 'tool_choice' demands calls: send one.");
+            return Err(InvalidRequest::field(field, message));
+        }
+        rule = AnswerRule { field: field.to_owned(), content: Some(content), calls: None };
+        model.check_enforces(&rule)?;
+    }
+    if let Some((calls, field)) = calls {
+        rule = AnswerRule { field, calls: Some(calls), ..rule };
+        model.check_enforces(&rule)?;
+    }
+    Ok(rule)
 }
 
 /// `top_logprobs` needs `logprobs: true`, which alone reports the chosen tokens.
@@ -165,26 +191,6 @@ fn chat_logprobs(limits: &Limits, wanted: Option<bool>, top: Option<Integer>) ->
         return Err(InvalidRequest::field("top_logprobs", message));
     }
     Ok(wanted.then_some(top))
-}
-
-#[derive(Debug)]
-struct ResponseFormat {
-    kind: String,
-}
-
-impl<'de> Deserialize<'de> for ResponseFormat {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(serde::Deserialize)]
-        struct Fields {
-            r#type: String,
-        }
-        const KINDS: [&str; 4] = ["text", "json_object", "json_schema", "structural_tag"];
-        let Fields { r#type: kind } = Fields::deserialize(deserializer)?;
-        if KINDS.contains(&kind.as_str()) {
-            return Ok(Self { kind });
-        }
-        Err(D::Error::unknown_variant(&kind, &KINDS))
-    }
 }
 
 impl<'de> Deserialize<'de> for ChatRequest {
@@ -219,7 +225,6 @@ impl ChatRequest {
             "parallel_tool_calls" => self.parallel_tool_calls = map.next_value()?,
             "functions" => self.functions = map.next_value()?,
             "function_call" => self.function_call = map.next_value()?,
-            "response_format" => self.response_format = map.next_value()?,
             _ => {
                 if !self.thinking.read(key, map)? && !self.fields.read(key, map)? {
                     map.next_value::<IgnoredAny>()?;

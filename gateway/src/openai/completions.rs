@@ -6,10 +6,12 @@ use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+use super::constraint::FieldRule;
 use super::error::InvalidRequest;
 use super::fields::{Integer, parse_body};
 use super::generation::{GenerationFields, GenerationSpec, ModelFacts};
 use super::limits::Limits;
+use crate::chat::constraint::AnswerRule;
 
 /// Output tokens when the request does not bound them: OpenAI's default of this endpoint.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -41,6 +43,7 @@ pub struct CompletionSpec {
     pub prompts: Vec<PromptSource>,
     /// Whether each text begins with its prompt. With log-probabilities the prompt's are asked for, too.
     pub echo: bool,
+    pub rule: AnswerRule,
     pub generation: GenerationSpec,
 }
 
@@ -80,7 +83,12 @@ impl CompletionRequest {
         generation.sampling.logprobs = logprobs.transpose()?;
         generation.sampling.prompt_logprobs = generation.sampling.logprobs.filter(|_| echo);
         generation.default_max_tokens = Some(DEFAULT_MAX_TOKENS);
-        Ok(CompletionSpec { prompts, echo, generation })
+        let mut rule = AnswerRule::default();
+        if let Some(FieldRule { field, rule: content }) = generation.content_rule.take() {
+            rule = AnswerRule { field: field.to_owned(), content: Some(content), calls: None };
+            model.check_enforces(&rule)?;
+        }
+        Ok(CompletionSpec { prompts, echo, rule, generation })
     }
 }
 

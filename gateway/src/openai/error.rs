@@ -3,6 +3,8 @@
 use serde::Serialize;
 use serde::ser::{SerializeStruct, Serializer};
 
+use crate::chat::constraint::ConstraintError;
+use crate::chat::constraint::schema::SchemaError;
 use crate::chat::encode::EncodeError;
 use crate::text::tokenizer::TokenizerError;
 
@@ -75,6 +77,23 @@ impl InvalidRequest {
             RejectKind::NotImplemented => "not_implemented_error",
         };
         ErrorObject { message: &self.message, kind, param: self.param.as_deref(), code: self.code }
+    }
+}
+
+impl From<SchemaError> for InvalidRequest {
+    fn from(error: SchemaError) -> Self {
+        let message = format!("{error}.");
+        Self::field(error.path, message)
+    }
+}
+
+impl From<ConstraintError> for InvalidRequest {
+    fn from(error: ConstraintError) -> Self {
+        match error {
+            ConstraintError::Schema(error) => error.into(),
+            ConstraintError::Unenforceable { ref path, .. } => Self::field(path, format!("{error}.")),
+            ConstraintError::Tokenizer(error) => Self::from_tokenizer(&error, "tools"),
+        }
     }
 }
 

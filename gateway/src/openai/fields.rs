@@ -5,12 +5,17 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::error::InvalidRequest;
+use super::strict_json;
 
 /// A message quotes the client's value; a quoted megabyte helps nobody.
 const MAX_MESSAGE_CHARS: usize = 300;
 
-/// Parses a request body. Wrong types are reported with the path of the field.
+/// Parses a request body. Wrong types and repeated keys are reported with the path of the field.
 pub(super) fn parse_body<'de, T: Deserialize<'de>>(body: &'de [u8]) -> Result<T, InvalidRequest> {
+    strict_json::check(body).map_err(|fault| match fault.path() {
+        "" => InvalidRequest::body(format!("The request body {fault}.")),
+        path => InvalidRequest::field(path, format!("'{path}' {fault}.")),
+    })?;
     serde_json::from_slice(body).map_err(|error| explain::<T>(body, &error))
 }
 

@@ -1,34 +1,42 @@
-//! What both endpoints share besides sampling: choices, stop strings, streaming, scheduling.
+//! What both endpoints share besides sampling: choices, stop strings, rules on the text, streaming, scheduling.
 
 use serde::Deserialize;
 use serde::de::MapAccess;
 
+use super::constraint::{ConstraintFields, FieldRule};
 use super::error::InvalidRequest;
 use super::fields::{Asks, Integer, Strings};
-use super::limits::Limits;
+use super::limits::{Limits, RequestLimits};
 use super::sampling::{SamplingFields, SamplingSpec};
+use crate::chat::constraint::AnswerRule;
+use crate::chat::style::Style;
 use crate::text::stop::StopStrings;
 
-/// OpenAI's own bound on `n`.
-pub const MAX_CHOICES: u32 = 128;
-/// Stop strings of one request.
-pub const MAX_STOP_STRINGS: usize = 16;
-
 /// Abilities that the wire of other servers knows and this one lacks; asking for one is refused, never ignored.
-const NOT_BUILT: &[&str] = &[
-    "ebnf",
-    "guided_choice",
-    "guided_grammar",
-    "guided_json",
-    "guided_regex",
-    "json_schema",
-    "prompt_logprobs",
-    "regex",
-    "stop_regex",
-    "structural_tag",
-    "structured_outputs",
-    "use_beam_search",
-];
+const NOT_BUILT: &[&str] = &["prompt_logprobs", "stop_regex", "use_beam_search"];
+
+/// What the worker can enforce, of what not every worker can.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Abilities(u8);
+
+impl Abilities {
+    const NAMES: [&'static str; 4] = ["json_schema", "regex", "ebnf", "structural_tag"];
+    /// Every one of them.
+    pub const ALL: Self = Self((1 << Self::NAMES.len()) - 1);
+
+    /// Those among a worker's features.
+    #[must_use]
+    pub fn of<S: AsRef<str>>(features: &[S]) -> Self {
+        let is_listed = |name: &str| features.iter().any(|feature| feature.as_ref() == name);
+        let bits = Self::NAMES.iter().enumerate().filter(|(_, name)| is_listed(name));
+        Self(bits.fold(0, |bits, (place, _)| bits | 1 << place))
+    }
+
+    #[must_use]
+    pub fn has(self, ability: &str) -> bool {
+        Self::NAMES.iter().position(|name| *name == ability).is_some_and(|place| self.0 & 1 << place != 0)
+    }
+}
 
 /// What validation must know about the model that serves the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,11 +45,26 @@ pub struct ModelFacts {
     pub vocab_size: u32,
     /// Prompt and output tokens together.
     pub context_len: u32,
-    /// Whether a chat request thinks when it does not say.
-    pub thinks_by_default: bool,
+    pub style: Style,
+    pub abilities: Abilities,
 }
 
 impl ModelFacts {
+    /// Whether the worker can enforce a rule.
+    pub(super) fn check_enforces(&self, rule: &AnswerRule) -> Result<(), InvalidRequest> {
+        match rule.ability() {
+            Some(ability) if !self.abilities.has(ability) => {
+                let field = &rule.field;
+                let message = format!(
+                    "'{field}' is not implemented by this server: its worker lacks the ability '{ability}', which \
+                     enforcing it takes."
+                );
+                Err(InvalidRequest::not_implemented(field, message))
+            }
+            _ => Ok(()),
+        }
+    }
+
     pub(super) fn check_token_id(&self, param: &str, id: i128) -> Result<u32, InvalidRequest> {
         match u32::try_from(id) {
             Ok(id) if id < self.vocab_size => Ok(id),
@@ -76,6 +99,8 @@ pub struct GenerationSpec {
     /// Whether a matched stop string stays in the text.
     pub include_stop: bool,
     pub skip_special_tokens: bool,
+    /// What the text must look like.
+    pub content_rule: Option<FieldRule>,
     /// Absent: one answer, not streamed.
     pub stream: Option<StreamSpec>,
     /// Whether token ids are part of the answer.
@@ -136,12 +161,12 @@ pub(super) struct GenerationFields {
     priority: Option<Integer>,
     deadline_ms: Option<Integer>,
     cache_salt: Option<String>,
-    custom_logit_processor: Asks,
+    constraint: ConstraintFields,
     not_built: Option<&'static str>,
 }
 
 impl GenerationFields {
-    /// Reads the value if `key` is a shared field. Of a repeated key the last value counts.
+    /// Reads the value if `key` is a shared field.
     pub(super) fn read<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
         match key {
             "model" => self.model = map.next_value()?,
@@ -155,10 +180,9 @@ impl GenerationFields {
             "priority" => self.priority = map.next_value()?,
             "deadline_ms" => self.deadline_ms = map.next_value()?,
             "cache_salt" => self.cache_salt = map.next_value()?,
-            "custom_logit_processor" => self.custom_logit_processor = map.next_value()?,
             _ => {
                 let Some(name) = NOT_BUILT.iter().find(|name| **name == key) else {
-                    return self.sampling.read(key, map);
+                    return Ok(self.sampling.read(key, map)? || self.constraint.read(key, map)?);
                 };
                 if map.next_value::<Asks>()?.0 {
                     self.not_built = Some(name);
@@ -173,18 +197,7 @@ impl GenerationFields {
             let message = format!("'{name}' is not implemented by this server.");
             return Err(InvalidRequest::not_implemented(name, message));
         }
-        if self.custom_logit_processor.0 {
-            let message = "'custom_logit_processor' is refused: a request cannot bring code to run.";
-            return Err(InvalidRequest::field("custom_logit_processor", message));
-        }
-        let n = self.n.map_or(1, |Integer(n)| n);
-        let n = match u32::try_from(n) {
-            Ok(n @ 1..=MAX_CHOICES) => n,
-            _ => {
-                let message = format!("'n' must be between 1 and {MAX_CHOICES}, but it is {n}.");
-                return Err(InvalidRequest::field("n", message));
-            }
-        };
+        let n = limits.request.n.check_u32("n", self.n.map_or(1, |Integer(n)| n))?;
         let cache_salt = self.cache_salt.unwrap_or_default();
         limits.cache_salt.check_bytes("cache_salt", cache_salt.len())?;
         let priority = self.priority.map(|Integer(value)| limits.priority.check_integer("priority", value));
@@ -192,9 +205,10 @@ impl GenerationFields {
         Ok(GenerationSpec {
             default_max_tokens: None,
             n,
-            stop: stop_strings(self.stop)?,
+            stop: stop_strings(self.stop, &limits.request)?,
             include_stop: self.include_stop_str_in_output.unwrap_or(false),
             skip_special_tokens: self.skip_special_tokens.unwrap_or(true),
+            content_rule: self.constraint.validate(&limits.request)?,
             stream: stream_spec(self.stream, self.stream_options)?,
             return_token_ids: self.return_token_ids.unwrap_or(false),
             priority: priority.transpose()?.unwrap_or(0),
@@ -205,11 +219,11 @@ impl GenerationFields {
     }
 }
 
-fn stop_strings(stop: Option<Strings>) -> Result<StopStrings, InvalidRequest> {
+fn stop_strings(stop: Option<Strings>, limits: &RequestLimits) -> Result<StopStrings, InvalidRequest> {
     let Strings(strings) = stop.unwrap_or(Strings(Vec::new()));
-    if strings.len() > MAX_STOP_STRINGS {
-        let message = format!("'stop' has {} strings; at most {MAX_STOP_STRINGS} are allowed.", strings.len());
-        return Err(InvalidRequest::field("stop", message));
+    limits.stop.check_items("stop", strings.len())?;
+    for text in &strings {
+        limits.stop.check_bytes("stop", text.len())?;
     }
     if strings.iter().any(String::is_empty) {
         return Err(InvalidRequest::field("stop", "'stop' must not contain an empty string."));

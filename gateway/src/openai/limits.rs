@@ -3,11 +3,12 @@
 use serde::Deserialize;
 
 use super::error::InvalidRequest;
+use crate::chat::constraint::Constraint;
 
 const TABLE: &str = include_str!("../../../proto/baleen/worker/v1/limits.json");
 
 /// Bounds of one field; absent ones do not bind.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limit {
     #[serde(default = "unbounded_below")]
@@ -29,7 +30,23 @@ fn unbounded_above() -> f64 {
     f64::INFINITY
 }
 
-/// Fields of `Sampling` and `Submit`.
+/// What a request may hold before it becomes tokens; only the gateway sees it.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RequestLimits {
+    pub n: Limit,
+    pub stop: Limit,
+    pub messages: Limit,
+    pub content_parts: Limit,
+    pub tools: Limit,
+    pub tool_calls: Limit,
+    /// One JSON Schema, regular expression or grammar.
+    pub schema: Limit,
+    /// Texts to choose among.
+    pub choice: Limit,
+}
+
+/// Fields of `Sampling` and `Submit`, and of requests.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
@@ -53,6 +70,8 @@ pub struct Limits {
     pub cache_salt: Limit,
     pub constraint: Limit,
     pub logit_processors: Limit,
+    #[serde(skip)]
+    pub request: RequestLimits,
 }
 
 impl Limits {
@@ -61,8 +80,25 @@ impl Limits {
         #[derive(Deserialize)]
         struct Table {
             fields: Limits,
+            request: RequestLimits,
         }
-        serde_json::from_str::<Table>(TABLE).map(|table| table.fields)
+        serde_json::from_str::<Table>(TABLE).map(|Table { fields, request }| Self { request, ..fields })
+    }
+}
+
+impl Limits {
+    /// Whether what was compiled from the request's `field` fits into a submit.
+    pub(crate) fn check_constraint(&self, field: &str, constraint: &Constraint) -> Result<(), InvalidRequest> {
+        match self.constraint.max_bytes {
+            Some(max) if constraint.text().len() > max => {
+                let message = format!(
+                    "'{field}' makes a grammar of {} bytes; at most {max} are allowed. Declare fewer or simpler schemas.",
+                    constraint.text().len()
+                );
+                Err(InvalidRequest::field(field, message))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use super::error::InvalidRequest;
 use super::fields::{Biases, Float, Integer};
 use super::generation::ModelFacts;
 use super::limits::Limits;
+use super::processors::ProcessorFields;
 
 /// Sampling in the contract's terms; an absent field takes the worker's default.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -30,6 +31,8 @@ pub struct SamplingSpec {
     pub prompt_logprobs: Option<u32>,
     /// Reasoning tokens after which thinking is ended.
     pub thinking_budget: Option<u32>,
+    /// Names of the server's plugins.
+    pub logit_processors: Vec<String>,
 }
 
 /// The fields as they stand in the request.
@@ -50,10 +53,11 @@ pub(super) struct SamplingFields {
     stop_token_ids: Option<Vec<Integer>>,
     ignore_eos: Option<bool>,
     thinking_budget: Option<Integer>,
+    processors: ProcessorFields,
 }
 
 impl SamplingFields {
-    /// Reads the value if `key` is a sampling field. Of a repeated key the last value counts.
+    /// Reads the value if `key` is a sampling field.
     pub(super) fn read<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
         match key {
             "max_tokens" => self.max_tokens = map.next_value()?,
@@ -71,7 +75,7 @@ impl SamplingFields {
             "stop_token_ids" => self.stop_token_ids = map.next_value()?,
             "ignore_eos" => self.ignore_eos = map.next_value()?,
             "thinking_budget" => self.thinking_budget = map.next_value()?,
-            _ => return Ok(false),
+            _ => return self.processors.read(key, map),
         }
         Ok(true)
     }
@@ -82,7 +86,7 @@ impl SamplingFields {
     }
 
     /// Checks every field. `logprobs` and `prompt_logprobs` differ between the endpoints and are left to them.
-    pub(super) fn validate(self, limits: &Limits, model: &ModelFacts) -> Result<SamplingSpec, InvalidRequest> {
+    pub(super) fn validate(mut self, limits: &Limits, model: &ModelFacts) -> Result<SamplingSpec, InvalidRequest> {
         let single = |limit: &super::limits::Limit, param: &str, value: Option<Float>| {
             value.map(|Float(value)| limit.check_f32(param, value)).transpose()
         };
@@ -98,12 +102,20 @@ impl SamplingFields {
             return Err(InvalidRequest::context_length_exceeded(max_param, message));
         }
         let min_tokens = unsigned(&limits.min_tokens, "min_tokens", self.min_tokens)?;
+        if let Some(min) = min_tokens.filter(|min| *min > model.context_len) {
+            let message = format!("'min_tokens' is {min}, but the model's context holds {} tokens.", model.context_len);
+            return Err(InvalidRequest::field("min_tokens", message));
+        }
         if let (Some(min), Some(max)) = (min_tokens, max_tokens)
             && min > max
         {
             let message = format!("'min_tokens' is {min}, more than '{max_param}', which is {max}.");
             return Err(InvalidRequest::field("min_tokens", message));
         }
+        let (budget_param, budget) = match (self.thinking_budget, self.processors.take_thinking_budget()?) {
+            (None, Some(budget)) => ("custom_params.thinking_budget", Some(budget)),
+            (budget, _) => ("thinking_budget", budget),
+        };
         let spec = SamplingSpec {
             max_tokens,
             min_tokens,
@@ -120,7 +132,8 @@ impl SamplingFields {
             ignore_eos: self.ignore_eos,
             logprobs: None,
             prompt_logprobs: None,
-            thinking_budget: unsigned(&limits.thinking_budget, "thinking_budget", self.thinking_budget)?,
+            thinking_budget: unsigned(&limits.thinking_budget, budget_param, budget)?,
+            logit_processors: self.processors.validate(limits)?,
         };
         Ok(spec)
     }

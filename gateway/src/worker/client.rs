@@ -11,6 +11,7 @@ use super::dispatch::{BrokenStream, Table};
 use super::mailbox::Mailbox;
 use super::outbox::Outbox;
 use super::{Failure, SILENCE_LIMIT, wire};
+use crate::chat::constraint::Constraint;
 use crate::openai::SamplingSpec;
 
 /// What a worker reported last about its queue and pages.
@@ -46,6 +47,10 @@ pub struct Submission {
     pub priority: i32,
     pub deadline_ms: Option<u64>,
     pub cache_salt: String,
+    /// Shared by the choices of a request.
+    pub constraint: Option<Arc<Constraint>>,
+    /// Whether the prompt ends inside reasoning, which the constraint leaves alone.
+    pub starts_in_reasoning: bool,
 }
 
 /// Place of a continuation among the `n` of one prompt.
@@ -179,7 +184,8 @@ impl Inbound {
 }
 
 fn submit_frame(key: u64, submission: Submission) -> wire::Submit {
-    let Submission { request_id, prompt_token_ids, sampling, sample, priority, deadline_ms, cache_salt } = submission;
+    let Submission { request_id, prompt_token_ids, sampling, sample, priority, deadline_ms, cache_salt, .. } =
+        submission;
     let group = (sample.size > 1).then(|| wire::SampleGroup {
         group_id: sample.group_id.to_be_bytes().to_vec(),
         index: sample.index,
@@ -194,7 +200,19 @@ fn submit_frame(key: u64, submission: Submission) -> wire::Submit {
         deadline_ms,
         cache_salt,
         sample_group: group,
+        constraint: submission.constraint.map(|constraint| constraint_frame(&constraint)),
+        starts_in_reasoning: submission.starts_in_reasoning,
         ..Default::default()
+    }
+}
+
+fn constraint_frame(constraint: &Constraint) -> wire::submit::Constraint {
+    let text = constraint.text().to_owned();
+    match constraint {
+        Constraint::JsonSchema(_) => wire::submit::Constraint::JsonSchema(text),
+        Constraint::Regex(_) => wire::submit::Constraint::Regex(text),
+        Constraint::Ebnf(_) => wire::submit::Constraint::Ebnf(text),
+        Constraint::StructuralTag(_) => wire::submit::Constraint::StructuralTag(text),
     }
 }
 
@@ -217,6 +235,6 @@ fn sampling_frame(sampling: SamplingSpec) -> wire::Sampling {
         logprobs: sampling.logprobs,
         prompt_logprobs: sampling.prompt_logprobs,
         thinking_budget: sampling.thinking_budget,
-        logit_processors: Vec::new(),
+        logit_processors: sampling.logit_processors,
     }
 }

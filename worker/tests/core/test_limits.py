@@ -194,7 +194,7 @@ BAD_SUBMIT: list[tuple[str, Any]] = [
     ("deadline_ms", 86_400_001),
     ("cache_salt", "x" * 257),
     ("cache_salt", "é" * 129),
-    ("json_schema", "x" * 65537),
+    ("json_schema", "x" * 262145),
     ("sample_group", pb.SampleGroup(index=2, size=2)),
 ]
 

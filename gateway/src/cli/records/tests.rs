@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::{Chunk, parse, render};
+use crate::openai::Limits;
 use crate::text::tokenizer::Tokenizer;
 use crate::text::tokenizer::fixture::{small, whole};
 
@@ -17,9 +18,10 @@ fn rows(text: &'static str) -> impl Iterator<Item = Value> {
 }
 
 fn check_prompts(tokenizer: &Tokenizer, with_ids: bool) {
+    let limits = Limits::load().unwrap();
     let mut checked = 0;
     for row in rows(CONVERSATIONS).filter(|row| row["is_policy"] == false) {
-        let rendered = render(&row, tokenizer);
+        let rendered = render(&row, tokenizer, &limits);
         assert_eq!(
             rendered.as_ref().ok().and_then(|row| row["prompt"].as_str()),
             row["prompt"].as_str(),

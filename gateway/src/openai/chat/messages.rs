@@ -9,6 +9,7 @@ use super::tools::WireCall;
 use crate::chat::encode::{Message, Role};
 use crate::openai::error::InvalidRequest;
 use crate::openai::fields::Asks;
+use crate::openai::limits::RequestLimits;
 
 /// Between two content parts: a blank line, as DeepSeek's own converter joins them.
 const PART_SEPARATOR: &str = "\n\n";
@@ -35,7 +36,11 @@ fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Content>
 
 /// A message's text: null is empty, parts are joined.
 #[derive(Debug, Default)]
-struct Content(String);
+struct Content {
+    text: String,
+    /// 0 where it is no list.
+    num_parts: usize,
+}
 
 impl<'de> Deserialize<'de> for Content {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -49,22 +54,21 @@ impl<'de> Deserialize<'de> for Content {
                 Ok(Content::default())
             }
             fn visit_str<E>(self, value: &str) -> Result<Content, E> {
-                Ok(Content(value.to_owned()))
+                Ok(Content { text: value.to_owned(), num_parts: 0 })
             }
             fn visit_string<E>(self, value: String) -> Result<Content, E> {
-                Ok(Content(value))
+                Ok(Content { text: value, num_parts: 0 })
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Content, A::Error> {
-                let mut joined = String::new();
-                let mut first = true;
+                let mut content = Content::default();
                 while let Some(part) = parts.next_element::<Part>()? {
-                    if !first {
-                        joined.push_str(PART_SEPARATOR);
+                    if content.num_parts > 0 {
+                        content.text.push_str(PART_SEPARATOR);
                     }
-                    first = false;
-                    joined.push_str(&part.text);
+                    content.num_parts += 1;
+                    content.text.push_str(&part.text);
                 }
-                Ok(Content(joined))
+                Ok(content)
             }
         }
         deserializer.deserialize_any(ContentVisitor)
@@ -96,17 +100,21 @@ impl<'de> Deserialize<'de> for Part {
 }
 
 /// Checks the conversation. The second value is whether the last message asks to be continued by its `prefix` flag.
-pub(super) fn validate(messages: Option<Vec<WireMessage>>) -> Result<(Vec<Message>, bool), InvalidRequest> {
+pub(super) fn validate(
+    messages: Option<Vec<WireMessage>>,
+    limits: &RequestLimits,
+) -> Result<(Vec<Message>, bool), InvalidRequest> {
     let messages = messages.ok_or_else(|| InvalidRequest::field("messages", "'messages' is required."))?;
     if messages.is_empty() {
         return Err(InvalidRequest::field("messages", "'messages' must hold at least one message."));
     }
+    limits.messages.check_items("messages", messages.len())?;
     let last = messages.len() - 1;
     let mut prefix = false;
     let mut checked = Vec::with_capacity(messages.len());
     for (index, message) in messages.into_iter().enumerate() {
         let asks_prefix = message.prefix.unwrap_or(false);
-        let message = validate_one(message, index)?;
+        let message = validate_one(message, index, limits)?;
         if asks_prefix {
             if index != last || message.role != Role::Assistant {
                 let param = format!("messages[{index}].prefix");
@@ -120,7 +128,7 @@ pub(super) fn validate(messages: Option<Vec<WireMessage>>) -> Result<(Vec<Messag
     Ok((checked, prefix))
 }
 
-fn validate_one(message: WireMessage, index: usize) -> Result<Message, InvalidRequest> {
+fn validate_one(message: WireMessage, index: usize, limits: &RequestLimits) -> Result<Message, InvalidRequest> {
     let param = |field: &str| format!("messages[{index}].{field}");
     let role = parse_role(message.role, &param("role"))?;
     if message.function_call.0 {
@@ -134,11 +142,15 @@ fn validate_one(message: WireMessage, index: usize) -> Result<Message, InvalidRe
         let text = format!("'{param}' is only allowed on assistant messages.");
         return Err(InvalidRequest::field(param, text));
     }
+    limits.tool_calls.check_items(&param("tool_calls"), calls.len())?;
+    if let Some(content) = &message.content {
+        limits.content_parts.check_items(&param("content"), content.num_parts)?;
+    }
     let calls = calls.into_iter().enumerate();
     let tool_calls = calls.map(|(place, call)| call.validate(&format!("messages[{index}].tool_calls[{place}]")));
     let tool_calls = tool_calls.collect::<Result<Vec<_>, _>>()?;
     let content = match (message.content, role) {
-        (Some(Content(text)), _) => text,
+        (Some(content), _) => content.text,
         (None, Role::Assistant) => String::new(),
         (None, _) => {
             let param = param("content");

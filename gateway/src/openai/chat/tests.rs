@@ -4,11 +4,13 @@ use serde_json::{Value, json};
 
 use super::{ChatRequest, ChatSpec};
 use crate::chat::encode::{Ending, Role};
+use crate::chat::style::Style;
 use crate::openai::error::{InvalidRequest, RejectKind};
-use crate::openai::generation::{ModelFacts, StreamSpec};
+use crate::openai::generation::{Abilities, ModelFacts, StreamSpec};
 use crate::openai::limits::Limits;
 
-const MODEL: ModelFacts = ModelFacts { vocab_size: 1000, context_len: 4096, thinks_by_default: false };
+const MODEL: ModelFacts =
+    ModelFacts { vocab_size: 1000, context_len: 4096, style: Style::V32, abilities: Abilities::ALL };
 
 fn submit(body: &str) -> Result<ChatSpec, InvalidRequest> {
     ChatRequest::parse(body.as_bytes())?.validate(&Limits::load().unwrap(), &MODEL)
@@ -70,7 +72,8 @@ fn every_sampling_field_arrives() {
         "max_tokens": 5, "max_completion_tokens": 7, "min_tokens": 2, "temperature": 0.5, "top_p": 0.25, "top_k": -1,
         "min_p": 0.125, "repetition_penalty": 1.5, "frequency_penalty": -2, "presence_penalty": 2,
         "logit_bias": {"7": -100, "999": 0.5}, "seed": -1, "stop_token_ids": [3, 999], "ignore_eos": true,
-        "logprobs": true, "top_logprobs": 20, "thinking_budget": 9,
+        "logprobs": true, "top_logprobs": 20, "thinking_budget": 9, "logit_processors": ["d", "a.b-c_1"],
+        "custom_logit_processor": "a.b-c_1",
     }));
     let sampling = spec.unwrap().generation.sampling;
     let expected = crate::openai::SamplingSpec {
@@ -90,6 +93,7 @@ fn every_sampling_field_arrives() {
         logprobs: Some(20),
         prompt_logprobs: None,
         thinking_budget: Some(9),
+        logit_processors: vec!["a.b-c_1".to_owned(), "d".to_owned()],
     };
     assert_eq!(sampling, expected);
 }
@@ -121,7 +125,7 @@ fn values_out_of_range_are_refused_by_name() {
         ("max_tokens", json!([-1, 0, 4097, 4294967296u64])),
         ("max_completion_tokens", json!([-1, 0, 4097])),
         ("min_tokens", json!([-1])),
-        ("n", json!([0, -1, 129])),
+        ("n", json!([0, -1, 9, 129])),
         ("priority", json!([-1001, 1001])),
         ("deadline_ms", json!([0, -5, 86400001])),
         ("thinking_budget", json!([-1])),
@@ -184,8 +188,8 @@ fn wrong_types_are_refused_by_name() {
     refused(with(json!({"logit_bias": {"7": "x"}})), 400, "logit_bias.7");
     refused(with(json!({"logit_bias": {"seven": 1}})), 400, "logit_bias");
     refused(with(json!({"chat_template_kwargs": {"thinking": "on"}})), 400, "chat_template_kwargs.thinking");
-    refused(with(json!({"response_format": {}})), 400, "response_format");
-    refused(with(json!({"response_format": {"type": "yaml"}})), 400, "response_format");
+    refused(with(json!({"response_format": {}})), 400, "response_format.type");
+    refused(with(json!({"response_format": {"type": "yaml"}})), 400, "response_format.type");
 }
 
 #[test]
@@ -222,6 +226,7 @@ fn stop_is_a_string_or_a_list() {
     assert!(with(json!({"stop": []})).unwrap().generation.stop.is_empty());
     assert!(with(json!({"stop": vec!["x"; 16]})).is_ok());
     refused(with(json!({"stop": vec!["x"; 17]})), 400, "stop");
+    refused(with(json!({"stop": ["x", "y".repeat(257)]})), 400, "stop");
     refused(with(json!({"stop": ["x", ""]})), 400, "stop");
     refused(with(json!({"stop": ""})), 400, "stop");
     assert!(with(json!({"stop": "x", "include_stop_str_in_output": true})).unwrap().generation.include_stop);
@@ -253,23 +258,37 @@ fn top_logprobs_need_logprobs() {
 
 #[test]
 fn what_is_not_built_is_refused_by_name() {
-    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
-    refused(with(json!({"tools": tools, "tool_choice": "required"})), 501, "tool_choice");
-    let named = |name| json!({"tools": tools, "tool_choice": {"type": "function", "function": {"name": name}}});
-    refused(with(named("f")), 501, "tool_choice");
-    refused(with(named("g")), 400, "tool_choice.function.name");
-    refused(with(json!({"tool_choice": "required"})), 400, "tool_choice");
-    let strict = json!([{"type": "function", "function": {"name": "f", "strict": true}}]);
-    refused(with(json!({"tools": strict})), 501, "tools[0].function.strict");
-    refused(with(json!({"response_format": {"type": "json_object"}})), 501, "response_format");
-    refused(with(json!({"response_format": {"type": "json_schema", "json_schema": {}}})), 501, "response_format");
     refused(with(json!({"functions": [{"name": "f"}]})), 501, "functions");
-    refused(with(json!({"regex": "a+"})), 501, "regex");
-    refused(with(json!({"guided_json": {"type": "object"}})), 501, "guided_json");
+    refused(with(json!({"function_call": "auto"})), 501, "function_call");
     refused(with(json!({"use_beam_search": true})), 501, "use_beam_search");
-    assert!(with(json!({"tools": tools, "tool_choice": "none"})).is_ok());
+    refused(with(json!({"stop_regex": "a+"})), 501, "stop_regex");
     assert!(with(json!({"tools": [], "response_format": {"type": "text"}, "use_beam_search": false})).is_ok());
-    refused(with(json!({"custom_logit_processor": "import os"})), 400, "custom_logit_processor");
+}
+
+#[test]
+fn plugins_are_asked_for_by_name_and_code_is_refused() {
+    for code in [
+        json!("import os"),
+        json!("{\"callable\": \"80049500\"}"),
+        json!({"callable": "8004"}),
+        json!("x".repeat(65)),
+        json!("a/b"),
+        json!(3),
+    ] {
+        refused(with(json!({"custom_logit_processor": code})), 400, "custom_logit_processor");
+        refused(with(json!({"logit_processors": ["ok", code]})), 400, "logit_processors[1]");
+    }
+    refused(with(json!({"logit_processors": "ok"})), 400, "logit_processors");
+    let many: Vec<String> = (0..9).map(|number| format!("p{number}")).collect();
+    refused(with(json!({"logit_processors": many})), 400, "logit_processors");
+    refused(with(json!({"custom_params": {"temperature": 1}})), 501, "custom_params.temperature");
+    refused(with(json!({"custom_params": {"thinking_budget": "9"}})), 400, "custom_params.thinking_budget");
+    refused(with(json!({"custom_params": {"thinking_budget": 1.5}})), 400, "custom_params.thinking_budget");
+    refused(with(json!({"custom_params": {"thinking_budget": -1}})), 400, "custom_params.thinking_budget");
+    let budget = |fields: Value| with(fields).unwrap().generation.sampling.thinking_budget;
+    assert_eq!(budget(json!({"custom_params": {"thinking_budget": 9}})), Some(9));
+    assert_eq!(budget(json!({"custom_params": {"thinking_budget": 9}, "thinking_budget": 8})), Some(8));
+    assert_eq!(budget(json!({"custom_params": {}, "custom_logit_processor": "", "logit_processors": []})), None);
 }
 
 #[test]
@@ -425,7 +444,7 @@ fn a_switch_wins_over_an_effort_and_an_effort_over_the_default() {
     }
     refused(with(json!({"thinking": {"type": "auto"}})), 400, "thinking.type");
     refused(with(json!({"reasoning_effort": "huge"})), 400, "reasoning_effort");
-    let by_default = ModelFacts { thinks_by_default: true, ..MODEL };
+    let by_default = ModelFacts { style: Style { thinks_by_default: true, ..Style::V32 }, ..MODEL };
     let limits = Limits::load().unwrap();
     let parse = |body: &[u8]| ChatRequest::parse(body).unwrap().validate(&limits, &by_default).unwrap();
     assert!(parse(br#"{"messages": [{"role": "user", "content": "q"}]}"#).encode.thinking);
@@ -442,9 +461,19 @@ fn a_thinking_budget_comes_from_either_field() {
 }
 
 #[test]
-fn of_a_repeated_field_the_last_counts() {
-    let body = r#"{"messages": [{"role": "user", "content": "q"}], "n": 2, "n": 3}"#;
-    assert_eq!(submit(body).unwrap().generation.n, 3);
+fn a_repeated_key_is_refused_wherever_it_stands() {
+    let body = |rest: &str| format!(r#"{{"messages": [{{"role": "user", "content": "q"}}], {rest}}}"#);
+    for (rest, param) in [
+        (r#""n": 2, "n": 2"#, "n"),
+        (r#""nonsense": {"a": [1, {"b": 1, "b": 1}]}"#, "nonsense.a[1].b"),
+        (r#""tools": [{"function": {"name": "f", "parameters": {"x": 1, "x": 2}}}]"#, "tools[0].function.parameters.x"),
+        (r#""logit_bias": {"5": 1, "5": 1}"#, "logit_bias.5"),
+    ] {
+        refused(submit(&body(rest)), 400, param);
+    }
+    // What a model once wrote is history: there the last one counts.
+    let call = json!([call("a", &json!("{\"k\": 1, \"k\": 3}"))]);
+    assert_eq!(history(&call, &[("a", "1")]).unwrap().messages[1].tool_calls[0].arguments["k"], json!(3));
 }
 
 #[test]
@@ -459,3 +488,73 @@ fn prompt_and_answer_share_the_context() {
     }
     assert_eq!(fit(json!({}), 0).unwrap_err().status(), 400);
 }
+
+#[test]
+fn lists_have_an_end() {
+    let user = json!({"role": "user", "content": "x"});
+    assert!(messages(json!(vec![user.clone(); 2048])).is_ok());
+    refused(messages(json!(vec![user; 2049])), 400, "messages");
+    let parts = |number: usize| {
+        messages(json!([{"role": "user", "content": vec![json!({"type": "text", "text": ""}); number]}]))
+    };
+    assert!(parts(1024).is_ok());
+    refused(parts(1025), 400, "messages[0].content");
+    let tools = |number: usize| {
+        let tools: Vec<Value> = (0..number).map(|place| json!({"function": {"name": format!("f{place}")}})).collect();
+        with(json!({ "tools": tools }))
+    };
+    assert!(tools(128).is_ok());
+    refused(tools(129), 400, "tools");
+    let large = json!({"type": "object", "description": "x".repeat(65_536)});
+    refused(
+        with(json!({"tools": [{"function": {"name": "f", "parameters": large}}]})),
+        400,
+        "tools[0].function.parameters",
+    );
+    let calls: Vec<Value> = (0..129).map(|place| call(&place.to_string(), &json!(""))).collect();
+    refused(history(&json!(calls), &[]), 400, "messages[1].tool_calls");
+    let deep = format!(r#"{{"messages": [], "x": {}{}}}"#, "[".repeat(64), "]".repeat(64));
+    assert!(submit(&deep).unwrap_err().param.unwrap().starts_with("x[0]"));
+}
+
+/// Any number for any numeric field gives an answer or a refusal that names the field.
+#[test]
+fn every_numeric_field_answers_every_number() {
+    let fields = [
+        ("max_tokens", "4096"),
+        ("max_completion_tokens", "4096"),
+        ("min_tokens", "4096"),
+        ("temperature", "2"),
+        ("top_p", "1"),
+        ("top_k", "4294967295"),
+        ("min_p", "1"),
+        ("repetition_penalty", "10"),
+        ("frequency_penalty", "2"),
+        ("presence_penalty", "2"),
+        ("seed", "18446744073709551615"),
+        ("n", "8"),
+        ("top_logprobs", "20"),
+        ("thinking_budget", "4294967295"),
+        ("priority", "1000"),
+        ("deadline_ms", "86400000"),
+    ];
+    for (field, max) in fields {
+        let sent = |value: &str| {
+            let body = r#"{"messages": [{"role": "user", "content": "q"}], "logprobs": true, "FIELD": VALUE}"#;
+            submit(&body.replace("FIELD", field).replace("VALUE", value))
+        };
+        assert!(sent(max).is_ok(), "{field} {max}");
+        let beyond = format!("{}", max.parse::<u128>().unwrap() + 1);
+        for value in ["-1", "0", "1", &beyond, "2147483648", "9223372036854775808", "1e400", "-1e400", "NaN", "1e-400"]
+        {
+            if let Err(error) = sent(value) {
+                assert_eq!((error.status(), error.param.as_deref()), (400, Some(field)), "{field} {value}: {error}");
+            }
+        }
+        for value in [&beyond, "NaN", "1e400"] {
+            assert!(sent(value).is_err(), "{field} {value}");
+        }
+    }
+}
+
+mod enforced;

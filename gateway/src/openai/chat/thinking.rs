@@ -4,6 +4,7 @@
 use serde::Deserialize;
 use serde::de::MapAccess;
 
+use crate::chat::style::{Style, Thinking as ModelThinking};
 use crate::openai::error::InvalidRequest;
 use crate::openai::fields::Integer;
 
@@ -56,7 +57,9 @@ impl ThinkingFields {
         Ok(true)
     }
 
-    pub(super) fn resolve(&self, by_default: bool) -> Result<ThinkingSpec, InvalidRequest> {
+    /// # Errors
+    /// A switch has no such position, or the model lacks the wanted one.
+    pub(super) fn resolve(&self, style: Style) -> Result<ThinkingSpec, InvalidRequest> {
         let thinking = self.thinking.as_ref();
         let switch = thinking.and_then(|thinking| thinking.r#type.as_deref()).map(switch).transpose()?;
         let template = self.chat_template_kwargs.as_ref();
@@ -66,13 +69,27 @@ impl ThinkingFields {
         let mut effort = None;
         for (param, value) in efforts {
             let thinks = value.map(|value| effort_thinks(param, value)).transpose()?;
-            effort = effort.or(thinks);
+            effort = effort.or(thinks.map(|thinks| (param, thinks)));
         }
-        let enabled = switch
-            .or(template.and_then(|arguments| arguments.thinking.or(arguments.enable_thinking)))
-            .or(reasoning.and_then(|reasoning| reasoning.enabled))
-            .or(effort)
-            .unwrap_or(by_default);
+        let named = |param: &'static str, value: Option<bool>| value.map(|value| (param, value));
+        let said = named("thinking.type", switch)
+            .or(named("chat_template_kwargs.thinking", template.and_then(|arguments| arguments.thinking)))
+            .or(named("chat_template_kwargs.enable_thinking", template.and_then(|arguments| arguments.enable_thinking)))
+            .or(named("reasoning.enabled", reasoning.and_then(|reasoning| reasoning.enabled)))
+            .or(effort);
+        let enabled = match (style.thinking, said) {
+            (ModelThinking::Switched, said) => said.map_or(style.thinks_by_default, |(_, thinks)| thinks),
+            (ModelThinking::Always, None | Some((_, true))) => true,
+            (ModelThinking::Never, None | Some((_, false))) => false,
+            (ModelThinking::Always, Some((param, false))) => {
+                let message = format!("'{param}' turns reasoning off, but this model reasons in every answer.");
+                return Err(InvalidRequest::field(param, message));
+            }
+            (ModelThinking::Never, Some((param, true))) => {
+                let message = format!("'{param}' turns reasoning on, but this model does not reason.");
+                return Err(InvalidRequest::field(param, message));
+            }
+        };
         let budget = thinking.and_then(|thinking| thinking.budget_tokens);
         Ok(ThinkingSpec { enabled, budget: budget.map(|Integer(budget)| budget) })
     }

@@ -7,8 +7,11 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
+use crate::chat::constraint::{CallRule, FunctionRule};
 use crate::chat::encode::ToolCall;
+use crate::openai::constraint::json_len;
 use crate::openai::error::InvalidRequest;
+use crate::openai::limits::RequestLimits;
 
 /// Longest name of a function, as OpenAI has it.
 const MAX_NAME_CHARS: usize = 64;
@@ -32,19 +35,47 @@ pub(super) struct Tools {
 }
 
 impl Tools {
-    pub(super) fn validate(tools: Vec<WireTool>) -> Result<Self, InvalidRequest> {
+    pub(super) fn validate(tools: Vec<WireTool>, limits: &RequestLimits) -> Result<Self, InvalidRequest> {
+        limits.tools.check_items("tools", tools.len())?;
         let mut checked = Self::default();
         for (index, tool) in tools.into_iter().enumerate() {
-            checked.add(index, tool)?;
+            checked.add(index, tool, limits)?;
         }
         Ok(checked)
+    }
+
+    /// The function objects that the model is shown: of a named one, only that.
+    pub(super) fn into_shown(mut self, choice: &ToolChoice) -> Vec<Value> {
+        if let ToolChoice::Named(name) = choice {
+            self.functions.retain(|function| function["name"] == **name);
+        }
+        self.functions
+    }
+
+    /// What calls must look like; `None` where they may be anything.
+    pub(super) fn call_rule(&self, choice: &ToolChoice, parallel: Option<bool>) -> Option<CallRule> {
+        let required = matches!(choice, ToolChoice::Required | ToolChoice::Named(_));
+        if self.functions.is_empty() || *choice == ToolChoice::None || !(required || self.strict.is_some()) {
+            return None;
+        }
+        let functions = self.functions.iter().enumerate().map(|(index, function)| FunctionRule {
+            path: format!("tools[{index}].function"),
+            name: function["name"].as_str().unwrap_or_default().to_owned(),
+            parameters: function.get("parameters").filter(|schema| schema.is_object()).cloned(),
+            strict: function.get("strict") == Some(&Value::Bool(true)),
+        });
+        let mut functions: Vec<FunctionRule> = functions.collect();
+        if let ToolChoice::Named(name) = choice {
+            functions.retain(|function| function.name == *name);
+        }
+        Some(CallRule { functions, required, single: choice.is_single(parallel) })
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
         self.names.contains(name)
     }
 
-    fn add(&mut self, index: usize, tool: WireTool) -> Result<(), InvalidRequest> {
+    fn add(&mut self, index: usize, tool: WireTool, limits: &RequestLimits) -> Result<(), InvalidRequest> {
         let invalid = |field: &str, rule: &str| {
             let param = format!("tools[{index}].{field}");
             let message = format!("'{param}' {rule}.");
@@ -73,6 +104,10 @@ impl Tools {
         if !matches!(function.get("parameters"), None | Some(Value::Null | Value::Object(_))) {
             return invalid("function.parameters", "must be a JSON Schema, which is an object");
         }
+        if let Some(parameters) = function.get("parameters") {
+            let param = format!("tools[{index}].function.parameters");
+            limits.schema.check_bytes(&param, json_len(parameters))?;
+        }
         match function.get("strict") {
             None | Some(Value::Null | Value::Bool(false)) => {}
             Some(Value::Bool(true)) => {
@@ -100,6 +135,14 @@ pub(super) enum ToolChoice {
 }
 
 impl ToolChoice {
+    /// Whether the answer may hold one call only. A named function is called once unless the request says otherwise.
+    pub(super) fn is_single(&self, parallel: Option<bool>) -> bool {
+        match self {
+            Self::Named(_) => parallel != Some(true),
+            Self::None | Self::Auto | Self::Required => parallel == Some(false),
+        }
+    }
+
     /// Whether the choice fits the tools that are there.
     pub(super) fn check(&self, tools: &Tools) -> Result<(), InvalidRequest> {
         match self {

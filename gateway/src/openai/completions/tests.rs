@@ -3,11 +3,13 @@
 use serde_json::{Value, json};
 
 use super::{CompletionRequest, CompletionSpec, PromptSource};
+use crate::chat::style::Style;
 use crate::openai::error::InvalidRequest;
-use crate::openai::generation::ModelFacts;
+use crate::openai::generation::{Abilities, ModelFacts};
 use crate::openai::limits::Limits;
 
-const MODEL: ModelFacts = ModelFacts { vocab_size: 1000, context_len: 4096, thinks_by_default: false };
+const MODEL: ModelFacts =
+    ModelFacts { vocab_size: 1000, context_len: 4096, style: Style::V32, abilities: Abilities::ALL };
 
 fn with(body: Value) -> Result<CompletionSpec, InvalidRequest> {
     CompletionRequest::parse(body.to_string().as_bytes())?.validate(&Limits::load().unwrap(), &MODEL)
@@ -91,7 +93,7 @@ fn choices_are_bounded() {
     refused(json!({"prompt": "a", "best_of": 2}), 400, "best_of");
     assert!(with(json!({"prompt": vec!["a"; 4096]})).is_ok());
     refused(json!({"prompt": vec!["a"; 4097]}), 400, "prompt");
-    refused(json!({"prompt": vec!["a"; 33], "n": 128}), 400, "prompt");
+    refused(json!({"prompt": vec!["a"; 513], "n": 8}), 400, "prompt");
 }
 
 #[test]
