@@ -47,7 +47,17 @@ class Plot:
     log_x: bool = False
 
 
-def write(name: str, measurements: Mapping[str, Any], bars: Sequence[Bar], plot: Plot | None = None) -> Path:
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Bars side by side. `series` maps a label to one value a group."""
+
+    title: str
+    y_label: str
+    groups: Sequence[str]
+    series: Mapping[str, Sequence[float]]
+
+
+def write(name: str, measurements: Mapping[str, Any], bars: Sequence[Bar], plot: Plot | Bars | None = None) -> Path:
     """Writes bench/results/<host class>/<name>.json and its plot, prints the bars, and returns the file's path."""
     folder = RESULTS / host_class()
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,8 +79,8 @@ def write(name: str, measurements: Mapping[str, Any], bars: Sequence[Bar], plot:
     return path
 
 
-def draw(plot: Plot, path: Path) -> None:
-    """Draws lines with markers as SVG; the file is the same for the same points."""
+def draw(plot: Plot | Bars, path: Path) -> None:
+    """Draws lines with markers, or bars, as SVG; the file is the same for the same points."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -78,13 +88,21 @@ def draw(plot: Plot, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    for label, points in plot.series.items():
-        axes.plot([x for x, _ in points], [y for _, y in points], marker="o", label=label)
-    if plot.limit is not None:
-        axes.axhline(plot.limit, linestyle="--", color="grey", label=f"limit {plot.limit:g}")
-    if plot.log_x:
-        axes.set_xscale("log", base=2)
-    axes.set(title=plot.title, xlabel=plot.x_label, ylabel=plot.y_label)
+    if isinstance(plot, Bars):
+        width = 0.8 / len(plot.series)
+        for number, (label, values) in enumerate(plot.series.items()):
+            places = [group + number * width for group in range(len(plot.groups))]
+            axes.bar_label(axes.bar(places, values, width, label=label), fmt="%.0f", fontsize=7)
+        axes.set_xticks([group + 0.4 - width / 2 for group in range(len(plot.groups))], plot.groups)
+        axes.set(title=plot.title, ylabel=plot.y_label)
+    else:
+        for label, points in plot.series.items():
+            axes.plot([x for x, _ in points], [y for _, y in points], marker="o", label=label)
+        if plot.limit is not None:
+            axes.axhline(plot.limit, linestyle="--", color="grey", label=f"limit {plot.limit:g}")
+        if plot.log_x:
+            axes.set_xscale("log", base=2)
+        axes.set(title=plot.title, xlabel=plot.x_label, ylabel=plot.y_label)
     axes.set_ylim(bottom=0)
     axes.grid(visible=True, alpha=0.3)
     axes.legend()

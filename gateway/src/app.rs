@@ -89,7 +89,7 @@ impl App {
         let metrics = Arc::new(Metrics::new());
         Arc::new(Self {
             generator: Generator::new(pool.clone(), metrics.clone()),
-            admission: Admission::new(config.limits.max_concurrent_requests),
+            admission: Admission::new(&config, metrics.clone()),
             pool,
             metrics,
             config,

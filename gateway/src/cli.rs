@@ -1,6 +1,8 @@
 //! The commands of `gateway`.
 
 pub mod banner;
+pub mod chat;
 pub mod probe;
 pub mod records;
+pub mod reload;
 pub mod serve;

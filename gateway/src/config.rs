@@ -1,21 +1,22 @@
 //! What the gateway was asked to do: arguments, checked once against the machine and then frozen.
 //!
-//! `args` reads the command line, `locate` finds the model and the interpreter; everything after `Config` reads plain
-//! fields. Flags the gateway does not know belong to the worker and are passed on unchanged.
+//! `args` reads the command line, `keys` the file of API keys, `locate` finds the model and the interpreter; everything
+//! after `Config` reads plain fields. Flags the gateway does not know belong to the worker and are passed on unchanged.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use sha2::{Digest, Sha256};
 use thiserror::Error;
 use tokio::net::lookup_host;
 
 pub mod args;
+pub mod keys;
 pub mod locate;
 
 pub use args::{Cli, Dtype, LogFormat, LogLevel, ServeArgs};
+pub use keys::{KeyDigest, KeyFile, KeySpec, digest};
 use locate::Surroundings;
 
 use crate::chat::calls::Dialect;
@@ -45,14 +46,21 @@ pub struct Config {
     pub drain_timeout: Duration,
     /// A stream with nothing to say for this long says so.
     pub keep_alive_interval: Duration,
-    /// SHA-256 of the key that clients must show.
-    pub api_key_digest: Option<[u8; 32]>,
+    /// The key of `--api-key`.
+    pub api_key_digest: Option<KeyDigest>,
+    /// The keys of `--api-keys`, as they were at the start.
+    pub api_key_file: Option<KeyFile>,
 }
 
 /// What one gateway takes on.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub max_concurrent_requests: usize,
+    /// Requests that wait for others to end; more are refused.
+    pub queue_size: usize,
+    pub queue_timeout: Duration,
+    /// Deadline of requests that bring none, and the latest they can ask for.
+    pub max_request_time: Duration,
     pub max_body_bytes: usize,
 }
 
@@ -95,6 +103,9 @@ impl Config {
             listen,
             limits: Limits {
                 max_concurrent_requests: args.max_concurrent_requests,
+                queue_size: args.queue_size,
+                queue_timeout: Duration::from_secs(args.queue_timeout_s),
+                max_request_time: Duration::from_secs(args.max_request_time_s),
                 max_body_bytes: args.max_body_bytes,
             },
             source,
@@ -104,7 +115,21 @@ impl Config {
             drain_timeout: Duration::from_secs(args.drain_timeout_s),
             keep_alive_interval: KEEP_ALIVE_INTERVAL,
             api_key_digest: args.api_key.as_deref().map(digest),
+            api_key_file: args.api_keys.as_deref().map(KeyFile::read).transpose()?,
         })
+    }
+
+    /// Whether clients must show a key.
+    #[must_use]
+    pub fn needs_key(&self) -> bool {
+        self.api_key_digest.is_some() || self.api_key_file.is_some()
+    }
+
+    /// Every key that opens this gateway, with `file` as the present content of `--api-keys`.
+    #[must_use]
+    pub fn keys(&self, file: Option<&KeyFile>) -> Vec<KeySpec> {
+        let listed = file.map(|file| file.keys.clone()).unwrap_or_default();
+        self.api_key_digest.map(KeySpec::single).into_iter().chain(listed).collect()
     }
 
     /// Whether others than this machine can reach the gateway.
@@ -112,12 +137,6 @@ impl Config {
     pub fn is_public(&self) -> bool {
         !self.listen.ip().is_loopback()
     }
-}
-
-/// SHA-256 of a key: what is compared, so that neither length nor content shows in the time it takes.
-#[must_use]
-pub fn digest(key: &str) -> [u8; 32] {
-    Sha256::digest(key.as_bytes()).into()
 }
 
 fn refuse_unbuilt(args: &ServeArgs) -> Result<(), ConfigError> {
@@ -268,7 +287,8 @@ fn local_worker(args: &ServeArgs, surroundings: &Surroundings) -> Result<LocalWo
     worker_args.extend(args.worker_flags.iter().cloned());
     let needs_torch = !has_fake_runner(&args.worker_flags);
     let envs = surroundings.worker_environment();
-    Ok(LocalWorker { model_dir, command: WorkerCommand { program, args: worker_args, envs }, needs_torch })
+    let command = WorkerCommand { program, args: worker_args, envs, own_process_group: false };
+    Ok(LocalWorker { model_dir, command, needs_torch })
 }
 
 fn has_fake_runner(flags: &[OsString]) -> bool {

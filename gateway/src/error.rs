@@ -10,6 +10,8 @@ use crate::openai::{ErrorObject, InvalidRequest, RejectKind};
 use crate::telemetry::Outcome;
 use crate::worker::FailureKind;
 
+const DEADLINE_EXCEEDED: &str = "deadline_exceeded";
+
 /// An answer that is not a success.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
@@ -81,10 +83,52 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, "invalid_request_error", message).with_code("invalid_api_key")
     }
 
+    /// A key that is known, and does not open this.
     #[must_use]
-    pub fn too_many_requests(max: usize) -> Self {
-        let message = format!("All {max} places for requests are taken. Try again shortly.");
-        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message).with_code("too_many_requests").after(1)
+    pub fn forbidden(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "permission_error", message).with_code("permission_denied")
+    }
+
+    #[must_use]
+    pub fn queue_full(max: usize, retry_after_s: u32) -> Self {
+        let message =
+            format!("All {max} places for requests are taken and the line is full. Try again in {retry_after_s} s.");
+        Self::rate_limited(message).with_code("too_many_requests").after(retry_after_s)
+    }
+
+    #[must_use]
+    pub fn queue_timeout(retry_after_s: u32) -> Self {
+        let message = format!("The request stood in line for too long. Try again in {retry_after_s} s.");
+        Self::rate_limited(message).with_code("queue_timeout").after(retry_after_s)
+    }
+
+    #[must_use]
+    pub fn key_concurrency(max: u32) -> Self {
+        let message = format!("This API key may have {max} requests at one time and has them. Wait for one to end.");
+        Self::rate_limited(message).with_code("concurrency_limit_exceeded").after(1)
+    }
+
+    #[must_use]
+    pub fn key_tokens(per_minute: u32, retry_after_s: u32) -> Self {
+        let message = format!(
+            "This API key may spend {per_minute} tokens a minute and has spent them. Try again in {retry_after_s} s."
+        );
+        Self::rate_limited(message).with_code("token_rate_exceeded").after(retry_after_s)
+    }
+
+    #[must_use]
+    pub fn deadline_exceeded() -> Self {
+        let message = "The request was not finished by its deadline.";
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "server_error", message).with_code(DEADLINE_EXCEEDED)
+    }
+
+    #[must_use]
+    pub fn bad_header(name: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { param: Some(name.into()), ..Self::bad_request(message) }
+    }
+
+    fn rate_limited(message: String) -> Self {
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
     }
 
     #[must_use]
@@ -177,7 +221,9 @@ impl From<GenerateError> for ApiError {
             FailureKind::DeadlineExceeded => (StatusCode::GATEWAY_TIMEOUT, "server_error"),
         };
         let retry = matches!(failure.kind, FailureKind::Unavailable | FailureKind::Overloaded);
+        // The worker's clock may run out a moment before the gateway's.
+        let code = (failure.kind == FailureKind::DeadlineExceeded).then_some(DEADLINE_EXCEEDED);
         let error = Self::new(status, kind, failure.message);
-        Self { param: failure.field, retry_after_s: retry.then_some(1), ..error }
+        Self { param: failure.field, code, retry_after_s: retry.then_some(1), ..error }
     }
 }

@@ -28,14 +28,17 @@ const MAX_REQUEST_ID_LEN: usize = 64;
 
 /// Every route of the gateway.
 pub fn routes(app: Arc<App>) -> Router {
+    let operator = Router::new()
+        .route("/flush_cache", post(admin::flush_cache))
+        .route("/abort_request", post(admin::abort_request))
+        .layer(middleware::from_fn(admission::require_operator));
     let guarded = Router::new()
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/completions", post(completions::create))
         .route("/v1/models", get(admin::list_models))
         .route("/v1/models/{*id}", get(admin::get_model))
         .route("/version", get(admin::version))
-        .route("/flush_cache", post(admin::flush_cache))
-        .route("/abort_request", post(admin::abort_request))
+        .merge(operator)
         .method_not_allowed_fallback(wrong_method)
         .fallback(unknown_path)
         .layer(middleware::from_fn_with_state(app.clone(), admission::require_key));

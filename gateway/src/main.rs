@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use baleen_gateway::cli::chat::ChatCli;
 use baleen_gateway::cli::records::RecordsCli;
 use baleen_gateway::cli::serve;
 use baleen_gateway::config::ServeArgs;
@@ -15,6 +16,9 @@ fn main() -> ExitCode {
     let command_line: Vec<_> = std::env::args_os().collect();
     if RecordsCli::is_meant(&command_line) {
         return work_on_records(command_line);
+    }
+    if ChatCli::is_meant(&command_line) {
+        return chat(command_line);
     }
     let args = match ServeArgs::parse(command_line) {
         Ok(args) => args,
@@ -40,6 +44,16 @@ fn main() -> ExitCode {
 fn work_on_records(command_line: Vec<std::ffi::OsString>) -> ExitCode {
     match RecordsCli::try_parse_from(command_line) {
         Ok(cli) => cli.run().map_or_else(|error| fail(&error.to_string()), |()| ExitCode::SUCCESS),
+        Err(error) => {
+            let _ = error.print();
+            ExitCode::from(if error.use_stderr() { 2 } else { 0 })
+        }
+    }
+}
+
+fn chat(command_line: Vec<std::ffi::OsString>) -> ExitCode {
+    match ChatCli::parse_line(command_line) {
+        Ok(cli) => cli.run().unwrap_or_else(|error| fail(&format!("{error:#}"))),
         Err(error) => {
             let _ = error.print();
             ExitCode::from(if error.use_stderr() { 2 } else { 0 })

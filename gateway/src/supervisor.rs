@@ -33,6 +33,8 @@ pub struct WorkerCommand {
     pub args: Vec<OsString>,
     /// Added to the gateway's own environment.
     pub envs: Vec<(OsString, OsString)>,
+    /// Out of reach of the signals that a terminal sends to this process; the worker still ends with it.
+    pub own_process_group: bool,
 }
 
 /// What a ready worker holds.
@@ -191,10 +193,14 @@ impl Supervisor {
     }
 
     fn spawn(&self) -> Result<Life, StartError> {
-        let WorkerCommand { program, args, envs } = &self.command;
+        let WorkerCommand { program, args, envs, own_process_group } = &self.command;
         debug!(program = %program.display(), ?args, "starting the worker");
         let failed = |reason: String| StartError::Spawn { program: program.display().to_string(), reason };
-        let mut child = Command::new(program)
+        let mut command = Command::new(program);
+        if *own_process_group {
+            command.process_group(0);
+        }
+        let mut child = command
             .args(args)
             .envs(envs.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())

@@ -12,6 +12,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{LogFormat, LogLevel};
 
+pub mod keys;
+
 /// Media type of the Prometheus text format that `/metrics` speaks.
 pub const METRICS_CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -36,6 +38,8 @@ const REQUEST_PROMPT_TOKENS: &str = "baleen_request_prompt_tokens";
 const REQUEST_OUTPUT_TOKENS: &str = "baleen_request_output_tokens";
 const ACTIVE_REQUESTS: &str = "baleen_active_requests";
 const MAX_ACTIVE_REQUESTS: &str = "baleen_max_active_requests";
+const QUEUED_REQUESTS: &str = "baleen_queued_requests";
+const QUEUE_TIME: &str = "baleen_queue_time_seconds";
 const WORKER_READY: &str = "baleen_worker_ready";
 const WORKER_RUNNING: &str = "baleen_worker_running_requests";
 const WORKER_WAITING: &str = "baleen_worker_waiting_requests";
@@ -98,8 +102,11 @@ pub struct Metrics {
     pub duration: Histogram,
     pub request_prompt_tokens: Histogram,
     pub request_output_tokens: Histogram,
+    /// Of requests that had to wait for a permit.
+    pub queue_time: Histogram,
     active: Gauge,
     max_active: Gauge,
+    queued: Gauge,
 }
 
 /// State of one worker, for its gauges.
@@ -144,8 +151,10 @@ impl Metrics {
             duration: histogram(DURATION),
             request_prompt_tokens: histogram(REQUEST_PROMPT_TOKENS),
             request_output_tokens: histogram(REQUEST_OUTPUT_TOKENS),
+            queue_time: histogram(QUEUE_TIME),
             active: gauge(ACTIVE_REQUESTS),
             max_active: gauge(MAX_ACTIVE_REQUESTS),
+            queued: gauge(QUEUED_REQUESTS),
             recorder,
         }
     }
@@ -155,10 +164,11 @@ impl Metrics {
         self.requests[endpoint as usize][outcome as usize].increment(1);
     }
 
-    /// Requests that hold a permit, of at most `max`.
-    pub fn set_active(&self, active: usize, max: usize) {
+    /// Requests that hold a permit, of at most `max`, and those that wait for one.
+    pub fn set_active(&self, active: usize, max: usize, queued: usize) {
         self.active.set(count(active));
         self.max_active.set(count(max));
+        self.queued.set(count(queued));
     }
 
     /// The last report of one worker.
@@ -187,10 +197,11 @@ fn count(value: usize) -> f64 {
 }
 
 fn recorder() -> PrometheusRecorder {
-    let buckets: [(&str, &[f64]); 5] = [
+    let buckets: [(&str, &[f64]); 6] = [
         (TTFT, &LATENCY_BUCKETS),
         (ITL, &LATENCY_BUCKETS),
         (DURATION, &LATENCY_BUCKETS),
+        (QUEUE_TIME, &LATENCY_BUCKETS),
         (REQUEST_PROMPT_TOKENS, &TOKEN_BUCKETS),
         (REQUEST_OUTPUT_TOKENS, &TOKEN_BUCKETS),
     ];
@@ -207,10 +218,16 @@ fn describe(recorder: &PrometheusRecorder) {
         (PROMPT_TOKENS, "Prompt tokens of requests that reached a worker."),
         (CACHED_PROMPT_TOKENS, "Prompt tokens that came from a worker's cache."),
         (OUTPUT_TOKENS, "Tokens that workers generated."),
+        (keys::KEY_REQUESTS, "Requests that ended, by the name of their API key and by outcome."),
+        (keys::KEY_PROMPT_TOKENS, "Prompt tokens, by the name of the API key."),
+        (keys::KEY_OUTPUT_TOKENS, "Generated tokens, by the name of the API key."),
+        (keys::KEY_REFUSALS, "Requests that a limit of their API key refused, by its name and by limit."),
     ];
     let gauges = [
         (ACTIVE_REQUESTS, "Requests in progress."),
         (MAX_ACTIVE_REQUESTS, "Requests that may be in progress at one time."),
+        (QUEUED_REQUESTS, "Requests in line for a place among those in progress."),
+        (keys::KEY_PRESENT, "Requests in progress or in line, by the name of their API key."),
         (WORKER_READY, "1 while the worker takes requests."),
         (WORKER_RUNNING, "Requests in the worker's running batch."),
         (WORKER_WAITING, "Requests in the worker's queue."),
@@ -222,6 +239,7 @@ fn describe(recorder: &PrometheusRecorder) {
         (TTFT, "From the request's arrival to its first token."),
         (ITL, "Between two tokens of one choice."),
         (DURATION, "From the request's arrival to its end."),
+        (QUEUE_TIME, "Wait of requests that found every place taken."),
         (REQUEST_PROMPT_TOKENS, "Prompt tokens of one request."),
         (REQUEST_OUTPUT_TOKENS, "Output tokens of one request."),
     ];

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinError, JoinHandle};
 use tracing::{info, warn};
 
-use super::{banner, probe};
+use super::{banner, probe, reload};
 use crate::app::{App, FirstModel};
 use crate::config::locate::Surroundings;
 use crate::config::{Config, ConfigError, ServeArgs, Source};
@@ -60,8 +60,8 @@ pub async fn run(args: ServeArgs) -> Result<(), ServeError> {
     let address = config.listen;
     let listener = TcpListener::bind(address).await.map_err(|source| ServeError::Listen { address, source })?;
     let address = listener.local_addr().map_err(|source| ServeError::Listen { address, source })?;
-    if config.is_public() && config.api_key_digest.is_none() {
-        warn!(%address, "others than this machine may reach this server, and no --api-key protects it");
+    if config.is_public() && !config.needs_key() {
+        warn!(%address, "others than this machine may reach this server, and neither --api-key nor --api-keys protects it");
     }
     if let Source::Local(worker) = &config.source {
         probe::check(worker).await.map_err(ServeError::Probe)?;
@@ -74,7 +74,7 @@ pub async fn run(args: ServeArgs) -> Result<(), ServeError> {
         started,
         report: None,
         num_workers: server.app.pool.slots().len(),
-        needs_key: server.app.config.api_key_digest.is_some(),
+        needs_key: server.app.config.needs_key(),
     };
     let ended = tokio::select! {
         ended = server.run(start) => ended,
@@ -110,6 +110,7 @@ impl Server {
         let http = tokio::spawn(listen::serve(listener, http::routes(app.clone()), http_stopped));
         let mut tasks = app.pool.start(&FirstModel::of(app.clone()));
         tasks.push(tokio::spawn(upkeep(app.clone())));
+        tasks.push(tokio::spawn(reload::keep_keys_up_to_date(app.clone())));
         let (mut phases, mut supervisor) = (None, None);
         if let (Source::Local(worker), Some(slot)) = (&app.config.source, app.pool.slots().first()) {
             let child = Supervisor::new(worker.command.clone(), slot.clone(), worker_stopped);
@@ -119,8 +120,11 @@ impl Server {
         Self { app, stop_http, http, stop_worker, phases, supervisor, tasks }
     }
 
-    /// Shows progress and the banner; then waits, and returns only if the worker cannot be started.
-    async fn run(&mut self, mut start: banner::Start) -> Result<(), ServeError> {
+    /// Shows progress until a worker is ready.
+    ///
+    /// # Errors
+    /// The local worker cannot be started, or cannot be used.
+    pub async fn until_ready(&mut self) -> Result<(), ServeError> {
         let progress = self.phases.clone().map(|phases| tokio::spawn(banner::show_progress(phases)));
         let ready = wait_until_ready(self.app.clone());
         match &mut self.supervisor {
@@ -139,6 +143,12 @@ impl Server {
         if let Some(progress) = progress {
             progress.await?;
         }
+        Ok(())
+    }
+
+    /// Shows progress and the banner; then waits, and returns only if the worker cannot be started.
+    async fn run(&mut self, mut start: banner::Start) -> Result<(), ServeError> {
+        self.until_ready().await?;
         if let Some(Phase::Ready(report)) = self.phases.as_ref().map(|phases| phases.borrow().clone()) {
             start.report = Some(report);
         }
@@ -158,14 +168,15 @@ impl Server {
     /// Turns new requests away and waits, within the configured time, for those in progress.
     pub async fn drain(&self) {
         self.app.start_draining();
-        let active = self.app.admission.active();
+        let present = || self.app.admission.active() + self.app.admission.waiting();
+        let active = present();
         if active > 0 {
             info!(active, "finishing the requests in progress; a second signal ends them");
         }
         let deadline = tokio::time::Instant::now() + self.app.config.drain_timeout;
-        while self.app.admission.active() > 0 {
+        while present() > 0 {
             if tokio::time::Instant::now() >= deadline {
-                warn!(active = self.app.admission.active(), "requests in progress are cut: the time to drain is over");
+                warn!(active = present(), "requests in progress are cut: the time to drain is over");
                 return;
             }
             tokio::time::sleep(DRAIN_POLL).await;

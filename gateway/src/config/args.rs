@@ -15,6 +15,7 @@ Examples:
   gateway serve                                  the small built-in model, on this machine
   gateway serve /models/DeepSeek-V3.2 --port 8000
   gateway --worker 10.0.0.1:30001 --worker 10.0.0.2:30001
+  gateway chat                                   talk to the server on this machine
   gateway render --tokenizer tokenizer.json FILE what prompt recorded messages become
   gateway parse FILE                             what recorded outputs mean";
 
@@ -61,9 +62,22 @@ pub struct ServeFlags {
     /// Key that clients must send as a bearer token
     #[arg(long, env = "BALEEN_API_KEY", hide_env_values = true, value_name = "KEY", help_heading = "Serving")]
     pub api_key: Option<String>,
-    /// Requests in progress at one time; more are answered with 429
+    /// File of keys with limits of their own, a [[key]] table each; read again when it changes and on SIGHUP
+    #[arg(long, value_name = "FILE", help_heading = "Serving")]
+    pub api_keys: Option<PathBuf>,
+    /// Requests in progress at one time; more wait in line
     #[arg(long, default_value_t = 1024, value_parser = positive, value_name = "N", help_heading = "Serving")]
     pub max_concurrent_requests: usize,
+    /// Requests in line for their turn; more are answered with 429
+    #[arg(long, default_value_t = 1024, value_name = "N", help_heading = "Serving")]
+    pub queue_size: usize,
+    /// Longest wait in line, after which a request is answered with 429
+    #[arg(long, default_value_t = 30, value_parser = seconds, value_name = "S", help_heading = "Serving")]
+    pub queue_timeout_s: u64,
+    /// Longest time from a request's arrival to its last token; it may ask for less, by `deadline_ms` or by the header
+    /// x-request-timeout-ms
+    #[arg(long, default_value_t = 1800, value_parser = seconds, value_name = "S", help_heading = "Serving")]
+    pub max_request_time_s: u64,
     /// Largest request body
     #[arg(long, default_value_t = 8 * 1024 * 1024, value_parser = positive, value_name = "N", help_heading = "Serving")]
     pub max_body_bytes: usize,
@@ -265,6 +279,15 @@ fn positive(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("it must be at least 1".into()),
         Ok(value) => Ok(value),
+        Err(_) => Err("it is not a whole number".into()),
+    }
+}
+
+/// A day is the longest deadline that a worker takes.
+fn seconds(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(value @ 1..=86_400) => Ok(value),
+        Ok(_) => Err("it must be from 1 to 86400".into()),
         Err(_) => Err("it is not a whole number".into()),
     }
 }

@@ -77,7 +77,7 @@ pub async fn metrics(State(app): State<Arc<App>>) -> Response {
         });
         app.metrics.set_worker(&slot.name, &gauges);
     }
-    app.metrics.set_active(app.admission.active(), app.admission.max());
+    app.admission.publish();
     let text = app.metrics.handle().render();
     ([(header::CONTENT_TYPE, HeaderValue::from_static(METRICS_CONTENT_TYPE))], text).into_response()
 }

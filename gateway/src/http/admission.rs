@@ -1,74 +1,164 @@
-//! Who may come in: the API key, the body's size, and one of a bounded number of permits, held until the last byte.
+//! Who may come in: the API key with its limits, the body's size, one of a bounded number of permits, and a deadline.
+//!
+//! What a request holds here is a value, `Admitted`: dropping it, wherever that happens, gives everything back.
 
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::{Body, HttpBody};
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, header};
-use subtle::ConstantTimeEq;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use http::HeaderMap;
 
 use crate::app::App;
-use crate::config;
+use crate::config::{Config, KeyFile};
 use crate::error::ApiError;
+use crate::telemetry::Metrics;
+
+pub mod keyring;
+pub mod queue;
+pub mod quota;
+
+use keyring::{Caller, Keyring, OverLimit, Place};
+use queue::{Permit, Queue, Refused};
 
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// What is read beyond the limit and thrown away, so that a client that still writes gets to read its answer.
 const MAX_DISCARDED_BYTES: usize = 256 * 1024 * 1024;
+/// A client's own limit on the time of its request.
+const TIMEOUT_HEADER: &str = "x-request-timeout-ms";
+const MAX_RETRY_AFTER_S: u64 = 3600;
 
-/// Permits for requests in progress.
-#[derive(Debug)]
+/// Keys and permits of one gateway.
 pub struct Admission {
-    permits: Arc<Semaphore>,
-    max: usize,
+    keys: Keyring,
+    queue: Queue,
+    metrics: Arc<Metrics>,
+    max_request_time: Duration,
+}
+
+/// A request that was let in.
+pub struct Admitted {
+    pub caller: Caller,
+    _place: Place,
+    _permit: Permit,
 }
 
 impl Admission {
     #[must_use]
-    pub fn new(max: usize) -> Self {
-        let max = max.min(Semaphore::MAX_PERMITS);
-        Self { permits: Arc::new(Semaphore::new(max)), max }
+    pub fn new(config: &Config, metrics: Arc<Metrics>) -> Self {
+        let limits = &config.limits;
+        Self {
+            keys: Keyring::new(config.keys(config.api_key_file.as_ref()), metrics.clone()),
+            queue: Queue::new(limits.max_concurrent_requests, limits.queue_size, limits.queue_timeout),
+            metrics,
+            max_request_time: limits.max_request_time,
+        }
     }
 
-    /// A permit, to be held as long as the request is in progress.
+    /// Lets a request of `caller` in, at once or after a wait in line. Whoever cannot wait any longer drops the future.
     ///
     /// # Errors
-    /// 429 where all are taken.
-    pub fn admit(&self) -> Result<OwnedSemaphorePermit, ApiError> {
-        self.permits.clone().try_acquire_owned().map_err(|_| ApiError::too_many_requests(self.max))
+    /// 429 where the key's limits or the line do not allow it now.
+    pub async fn admit(&self, caller: &Caller) -> Result<Admitted, ApiError> {
+        let arrived = Instant::now();
+        let place = caller.enter(arrived).map_err(over_limit)?;
+        let permit = self.queue.enter().await.map_err(|refused| match refused {
+            Refused::Full { retry_after_s } => ApiError::queue_full(self.queue.max_active(), retry_after_s),
+            Refused::TooLong { retry_after_s } => ApiError::queue_timeout(retry_after_s),
+        })?;
+        if permit.has_waited() {
+            self.metrics.queue_time.record(arrived.elapsed().as_secs_f64());
+        }
+        Ok(Admitted { caller: caller.clone(), _place: place, _permit: permit })
+    }
+
+    /// The instant by which a request that arrived at `arrived` must be finished, as far as its headers say.
+    ///
+    /// # Errors
+    /// 400 where the header is not a time.
+    pub fn deadline(&self, headers: &HeaderMap, arrived: Instant) -> Result<Instant, ApiError> {
+        let Some(value) = headers.get(TIMEOUT_HEADER) else { return Ok(self.deadline_after(None, arrived)) };
+        match value.to_str().ok().and_then(|text| text.parse::<u64>().ok()) {
+            Some(ms @ 1..) => Ok(self.deadline_after(Some(ms), arrived)),
+            _ => Err(ApiError::bad_header(
+                TIMEOUT_HEADER,
+                format!("The header `{TIMEOUT_HEADER}` should be a whole number of milliseconds, at least 1."),
+            )),
+        }
+    }
+
+    /// The same for a request whose body asks for `ms`: never later than the server's own limit.
+    #[must_use]
+    pub fn deadline_after(&self, ms: Option<u64>, arrived: Instant) -> Instant {
+        let asked = ms.map_or(Duration::MAX, Duration::from_millis);
+        arrived + asked.min(self.max_request_time)
+    }
+
+    /// Puts the keys of a file that has changed in force, beside `--api-key`.
+    pub fn replace_keys(&self, config: &Config, file: &KeyFile) {
+        self.keys.replace(config.keys(Some(file)));
     }
 
     /// Requests in progress.
     #[must_use]
     pub fn active(&self) -> usize {
-        self.max - self.permits.available_permits()
+        self.queue.active()
     }
 
-    /// Requests that may be in progress at one time.
+    /// Requests in line.
     #[must_use]
-    pub fn max(&self) -> usize {
-        self.max
+    pub fn waiting(&self) -> usize {
+        self.queue.waiting()
+    }
+
+    /// Brings the gauges up to date.
+    pub fn publish(&self) {
+        self.metrics.set_active(self.queue.active(), self.queue.max_active(), self.queue.waiting());
+        self.keys.publish();
     }
 }
 
-/// Lets a request pass that shows the configured key, or any where none is configured.
-pub async fn require_key(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    match &app.config.api_key_digest {
-        Some(expected) if !shows_key(request.headers(), expected) => ApiError::unauthorized().into_response(),
-        _ => next.run(request).await,
+fn over_limit(limit: OverLimit) -> ApiError {
+    match limit {
+        OverLimit::Concurrency { max } => ApiError::key_concurrency(max),
+        OverLimit::Tokens { per_minute, wait } => {
+            let seconds = wait.as_secs().saturating_add(1).min(MAX_RETRY_AFTER_S);
+            ApiError::key_tokens(per_minute, u32::try_from(seconds).unwrap_or(u32::MAX))
+        }
     }
 }
 
-fn shows_key(headers: &HeaderMap, expected: &[u8; 32]) -> bool {
-    let Some(value) = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()) else { return false };
-    let Some((scheme, key)) = value.split_once(' ') else { return false };
-    scheme.eq_ignore_ascii_case("bearer") && config::digest(key.trim()).ct_eq(expected).into()
+/// Lets a request pass that shows a key in force, or any where none is configured, and notes whose it is.
+pub async fn require_key(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    match app.admission.keys.identify(request.headers()) {
+        None => ApiError::unauthorized().into_response(),
+        Some(Caller::Holder(key)) if !key.spec.enabled => {
+            ApiError::forbidden("This API key is disabled.").into_response()
+        }
+        Some(caller) => {
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
+    }
+}
+
+/// Lets a request pass whose key is an operator's. Stands inside `require_key`.
+pub async fn require_operator(request: Request, next: Next) -> Response {
+    if caller_of(&request).is_some_and(|caller| caller.is_operator()) {
+        return next.run(request).await;
+    }
+    ApiError::forbidden("This is for operators: the key's entry needs `operator = true`.").into_response()
+}
+
+/// Whose request this is, as `require_key` noted.
+#[must_use]
+pub fn caller_of(request: &Request) -> Option<Caller> {
+    request.extensions().get().cloned()
 }
 
 /// The whole body, if it has at most `max_bytes`.

@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
+use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::{HeaderValue, header};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout_at;
 
-use super::admission::read_body;
+use super::admission::keyring::Caller;
+use super::admission::{Admitted, caller_of, read_body};
 use super::chat::ChatAnswer;
 use super::completions::CompletionAnswer;
 use super::sse::EventStream;
@@ -33,6 +35,9 @@ pub struct Prepared {
     pub stream: Option<StreamSpec>,
     pub answer: Answer,
 }
+
+/// Understands a body of one endpoint.
+pub type Prepare = fn(&Arc<Model>, &[u8]) -> Result<Prepared, InvalidRequest>;
 
 /// How an answer is written. It holds what differs between the endpoints.
 pub enum Answer {
@@ -66,89 +71,127 @@ impl Answer {
     }
 }
 
-/// A request in progress: holds its permit, and is counted when it ends, by whatever means.
+/// A request from its arrival to its end: what it holds, and how it is counted and charged when it ends, by whatever
+/// means.
 pub struct ActiveRequest {
+    /// What the answer is written from, while it is generated.
+    pub generation: Option<Generation>,
     metrics: Arc<Metrics>,
     endpoint: EndpointName,
+    caller: Caller,
     outcome: Outcome,
-    _permit: OwnedSemaphorePermit,
+    admitted: Option<Admitted>,
 }
 
 impl ActiveRequest {
-    fn new(metrics: Arc<Metrics>, endpoint: EndpointName, permit: OwnedSemaphorePermit) -> Self {
+    fn new(metrics: Arc<Metrics>, endpoint: EndpointName, caller: Caller) -> Self {
         // Whoever drops it without a word is a client that left.
-        Self { metrics, endpoint, outcome: Outcome::Aborted, _permit: permit }
+        Self { generation: None, metrics, endpoint, caller, outcome: Outcome::Aborted, admitted: None }
     }
 
-    /// Says how the request ended.
+    /// Says how the request ended, and gives back what it held.
     pub fn finish(&mut self, outcome: Outcome) {
         self.outcome = outcome;
+        self.release();
+    }
+
+    fn fail(&mut self, error: ApiError) -> Response {
+        self.finish(error.outcome());
+        error.into_response()
+    }
+
+    fn release(&mut self) {
+        if let Some(generation) = self.generation.take() {
+            self.caller.charge_output(generation.usage().completion_tokens);
+        }
+        self.admitted = None;
     }
 }
 
 impl Drop for ActiveRequest {
     fn drop(&mut self) {
+        self.release();
         self.metrics.count_request(self.endpoint, self.outcome);
+        if let Some(metrics) = self.caller.metrics() {
+            metrics.count_request(self.outcome);
+        }
     }
 }
 
+/// How a request that has begun is to be answered, and by when.
+struct Started {
+    stream: Option<StreamSpec>,
+    answer: Answer,
+    deadline: Instant,
+}
+
 /// Serves one request of `endpoint`, whose bodies `prepare` understands.
-pub async fn respond(
-    app: Arc<App>,
-    endpoint: EndpointName,
-    body: Body,
-    prepare: fn(&Arc<Model>, &[u8]) -> Result<Prepared, InvalidRequest>,
-) -> Response {
+pub async fn respond(app: Arc<App>, endpoint: EndpointName, request: Request, prepare: Prepare) -> Response {
     let arrived = Instant::now();
-    let permit = match app.refusal().map_or_else(|| app.admission.admit(), Err) {
-        Ok(permit) => permit,
-        Err(error) => {
-            app.metrics.count_request(endpoint, error.outcome());
-            return error.into_response();
-        }
+    let Some(caller) = caller_of(&request) else { return ApiError::unauthorized().into_response() };
+    let (parts, body) = request.into_parts();
+    let mut request = ActiveRequest::new(app.metrics.clone(), endpoint, caller);
+    let deadline = match app.admission.deadline(&parts.headers, arrived) {
+        Ok(deadline) => deadline,
+        Err(error) => return request.fail(error),
     };
-    let mut request = ActiveRequest::new(app.metrics.clone(), endpoint, permit);
-    let started = async {
-        let model = app.model().cloned().ok_or_else(|| ApiError::not_ready(app.generator.why_not_ready()))?;
-        let body = read_body(body, app.config.limits.max_body_bytes).await?;
-        let prepared = prepare_off_runtime(&model, body, prepare).await?;
-        let generation = app.generator.start(prepared.spec, &model.tokenizer, arrived)?;
-        Ok::<_, ApiError>((generation, prepared.stream, prepared.answer))
-    };
-    let (mut generation, stream, mut answer) = match started.await {
+    let starting = start(&app, &mut request, body, prepare, arrived, deadline);
+    let started = timeout_at(deadline.into(), starting).await.unwrap_or_else(|_| Err(ApiError::deadline_exceeded()));
+    let Started { stream, mut answer, deadline } = match started {
         Ok(started) => started,
-        Err(error) => {
-            request.finish(error.outcome());
-            return error.into_response();
-        }
+        Err(error) => return request.fail(error),
     };
+    let Some(generation) = &mut request.generation else { return request.fail(ApiError::internal()) };
     let ended = if stream.is_some() {
         // Nothing within the time is news as well: the headers leave without waiting longer.
-        let first = tokio::time::timeout(FIRST_NEWS_PATIENCE, generation.step()).await;
-        match first.unwrap_or(Ok(Progress::Running)) {
+        let patience = (Instant::now() + FIRST_NEWS_PATIENCE).min(deadline);
+        match timeout_at(patience.into(), generation.step()).await.unwrap_or(Ok(Progress::Running)) {
             Ok(_) => {
                 let interval = app.config.keep_alive_interval;
-                return EventStream::new(generation, answer, request, interval).into_response();
+                return EventStream::new(answer, request, interval, deadline.into()).into_response();
             }
-            Err(error) => Err(error),
+            Err(error) => Err(error.into()),
         }
     } else {
-        collect(&mut generation).await
+        let collected = timeout_at(deadline.into(), collect(generation)).await;
+        collected.map_or_else(|_| Err(ApiError::deadline_exceeded()), |ended| ended.map_err(ApiError::from))
     };
     let mut out = Vec::new();
-    let written = ended
-        .map_err(ApiError::from)
-        .and_then(|()| answer.write_whole(&generation, &mut out).map_err(|_| ApiError::internal()));
-    match written {
+    match ended.and_then(|()| answer.write_whole(generation, &mut out).map_err(|_| ApiError::internal())) {
         Ok(()) => {
-            request.finish(outcome(&generation));
+            let outcome = outcome(generation);
+            request.finish(outcome);
             ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], out).into_response()
         }
-        Err(error) => {
-            request.finish(error.outcome());
-            error.into_response()
-        }
+        Err(error) => request.fail(error),
     }
+}
+
+/// Lets the request in, reads it, and begins to generate. What the request then holds is in `request`.
+async fn start(
+    app: &Arc<App>,
+    request: &mut ActiveRequest,
+    body: Body,
+    prepare: Prepare,
+    arrived: Instant,
+    deadline: Instant,
+) -> Result<Started, ApiError> {
+    app.refusal().map_or(Ok(()), Err)?;
+    request.admitted = Some(app.admission.admit(&request.caller).await?);
+    let model = app.model().cloned().ok_or_else(|| ApiError::not_ready(app.generator.why_not_ready()))?;
+    let body = read_body(body, app.config.limits.max_body_bytes).await?;
+    let Prepared { mut spec, stream, answer } = prepare_off_runtime(&model, body, prepare).await?;
+    let deadline = deadline.min(app.admission.deadline_after(spec.deadline_ms, arrived));
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(ApiError::deadline_exceeded());
+    }
+    // The worker stops by itself where this gateway should not get to tell it.
+    spec.deadline_ms = Some(u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1));
+    let num_prompt_tokens: usize = spec.prompts.iter().map(|prompt| prompt.token_ids.len()).sum();
+    request.generation = Some(app.generator.start(spec, &model.tokenizer, arrived)?);
+    request.caller.charge_prompt(u32::try_from(num_prompt_tokens).unwrap_or(u32::MAX));
+    Ok(Started { stream, answer, deadline })
 }
 
 async fn collect(generation: &mut Generation) -> Result<(), GenerateError> {
@@ -156,11 +199,7 @@ async fn collect(generation: &mut Generation) -> Result<(), GenerateError> {
     Ok(())
 }
 
-async fn prepare_off_runtime(
-    model: &Arc<Model>,
-    body: Bytes,
-    prepare: fn(&Arc<Model>, &[u8]) -> Result<Prepared, InvalidRequest>,
-) -> Result<Prepared, ApiError> {
+async fn prepare_off_runtime(model: &Arc<Model>, body: Bytes, prepare: Prepare) -> Result<Prepared, ApiError> {
     if body.len() <= LARGE_BODY_BYTES {
         return Ok(prepare(model, &body)?);
     }

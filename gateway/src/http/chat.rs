@@ -3,8 +3,7 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use axum::body::Body;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::response::Response;
 use sha2::{Digest, Sha256};
 
@@ -24,8 +23,8 @@ use crate::openai::{InvalidRequest, StreamSpec};
 use crate::telemetry::EndpointName;
 
 /// The endpoint.
-pub async fn create(State(app): State<Arc<App>>, body: Body) -> Response {
-    respond(app, EndpointName::ChatCompletions, body, prepare).await
+pub async fn create(State(app): State<Arc<App>>, request: Request) -> Response {
+    respond(app, EndpointName::ChatCompletions, request, prepare).await
 }
 
 fn prepare(model: &Arc<Model>, body: &[u8]) -> Result<Prepared, InvalidRequest> {

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::body::Body;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::response::Response;
 
 use super::answer::{Answer, Prepared, check_model, finish_of, respond};
@@ -21,8 +20,8 @@ use crate::text::detokenizer::Detokenizer;
 use crate::text::tokenizer::Tokenizer;
 
 /// The endpoint.
-pub async fn create(State(app): State<Arc<App>>, body: Body) -> Response {
-    respond(app, EndpointName::Completions, body, prepare).await
+pub async fn create(State(app): State<Arc<App>>, request: Request) -> Response {
+    respond(app, EndpointName::Completions, request, prepare).await
 }
 
 fn prepare(model: &Arc<Model>, body: &[u8]) -> Result<Prepared, InvalidRequest> {

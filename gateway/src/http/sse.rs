@@ -6,7 +6,7 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
@@ -18,7 +18,7 @@ use tokio::time::{Instant, Sleep};
 
 use super::answer::{ActiveRequest, Answer, outcome};
 use crate::error::ApiError;
-use crate::generate::{GenerateError, Generation, Progress};
+use crate::generate::{GenerateError, Progress};
 use crate::telemetry::Outcome;
 
 /// What a step of one choice takes, with room to spare.
@@ -28,68 +28,76 @@ const DONE: &[u8] = b"data: [DONE]\n\n";
 
 /// See the module.
 pub struct EventStream {
-    generation: Option<Generation>,
     answer: Answer,
+    /// Its generation is gone once the last event is in the buffer.
     request: ActiveRequest,
     buffer: Vec<u8>,
     /// Choices already hold a step that has not been written.
     holds_step: bool,
     last_write: Instant,
     keep_alive_interval: Duration,
-    keep_alive: Pin<Box<Sleep>>,
+    deadline: Instant,
+    /// Fires when a keep-alive may be due, and at the deadline.
+    timer: Pin<Box<Sleep>>,
+}
+
+/// What the timer of a stream fired for.
+enum Due {
+    KeepAlive,
+    Deadline,
 }
 
 impl EventStream {
-    /// A stream of `generation`, whose first step has been taken already. With nothing to say for
-    /// `keep_alive_interval` it says so, lest a proxy between take it for dead.
+    /// A stream of the generation of `request`, whose first step has been taken already. With nothing to say for
+    /// `keep_alive_interval` it says so, lest a proxy between take it for dead; at `deadline` it ends with an error.
     #[must_use]
-    pub fn new(generation: Generation, answer: Answer, request: ActiveRequest, keep_alive_interval: Duration) -> Self {
+    pub fn new(answer: Answer, request: ActiveRequest, keep_alive_interval: Duration, deadline: Instant) -> Self {
         let now = Instant::now();
         Self {
-            generation: Some(generation),
             answer,
             request,
             buffer: Vec::with_capacity(FRAME_BYTES),
             holds_step: true,
             last_write: now,
             keep_alive_interval,
-            keep_alive: Box::pin(tokio::time::sleep_until(now + keep_alive_interval)),
+            deadline,
+            timer: Box::pin(tokio::time::sleep_until(deadline.min(now + keep_alive_interval))),
         }
     }
 
     fn write_step(&mut self) {
         self.holds_step = false;
-        let Some(generation) = &mut self.generation else { return };
+        let Some(generation) = &mut self.request.generation else { return };
         self.answer.write_step(generation, &mut self.buffer);
         if generation.is_done() {
             self.answer.write_end(generation, &mut self.buffer);
             self.buffer.extend_from_slice(DONE);
-            self.request.finish(outcome(generation));
-            self.generation = None;
+            let outcome = outcome(generation);
+            self.request.finish(outcome);
         }
     }
 
     /// An error after the headers have left: an event with the error object, then the end without `[DONE]`.
-    fn write_error(&mut self, error: GenerateError) {
-        self.generation = None;
-        self.request.finish(match error {
-            GenerateError::SlowClient => Outcome::Aborted,
-            _ => Outcome::Failed,
-        });
+    fn write_error(&mut self, error: &ApiError, outcome: Outcome) {
+        self.request.finish(outcome);
         write_event(&mut self.buffer, |out| {
-            out.extend_from_slice(&ApiError::from(error).to_json());
+            out.extend_from_slice(&error.to_json());
             Ok(())
         });
     }
 
-    fn poll_keep_alive(&mut self, context: &mut Context<'_>) -> Poll<()> {
+    fn poll_timer(&mut self, context: &mut Context<'_>) -> Poll<Due> {
         // The timer is not moved at every write; it finds out when it fires.
-        while self.keep_alive.as_mut().poll(context).is_ready() {
+        while self.timer.as_mut().poll(context).is_ready() {
             let due = self.last_write + self.keep_alive_interval;
             let now = Instant::now();
-            self.keep_alive.as_mut().reset(if due > now { due } else { now + self.keep_alive_interval });
+            if now >= self.deadline {
+                return Poll::Ready(Due::Deadline);
+            }
+            let next = if due > now { due } else { now + self.keep_alive_interval };
+            self.timer.as_mut().reset(next.min(self.deadline));
             if due <= now {
-                return Poll::Ready(());
+                return Poll::Ready(Due::KeepAlive);
             }
         }
         Poll::Pending
@@ -106,12 +114,18 @@ impl HttpBody for EventStream {
             this.write_step();
         }
         while this.buffer.is_empty() {
-            let Some(generation) = &mut this.generation else { return Poll::Ready(None) };
+            let Some(generation) = &mut this.request.generation else { return Poll::Ready(None) };
             match generation.poll_step(context) {
                 Poll::Ready(Ok(Progress::Running | Progress::Done)) => this.write_step(),
-                Poll::Ready(Err(error)) => this.write_error(error),
-                Poll::Pending if this.poll_keep_alive(context).is_ready() => this.buffer.extend_from_slice(KEEP_ALIVE),
-                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Err(error)) => {
+                    let is_clients = error == GenerateError::SlowClient;
+                    let outcome = if is_clients { Outcome::Aborted } else { Outcome::Failed };
+                    this.write_error(&error.into(), outcome);
+                }
+                Poll::Pending => match ready!(this.poll_timer(context)) {
+                    Due::KeepAlive => this.buffer.extend_from_slice(KEEP_ALIVE),
+                    Due::Deadline => this.write_error(&ApiError::deadline_exceeded(), Outcome::Failed),
+                },
             }
         }
         this.last_write = Instant::now();
@@ -120,7 +134,7 @@ impl HttpBody for EventStream {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.generation.is_none() && self.buffer.is_empty()
+        self.request.generation.is_none() && self.buffer.is_empty()
     }
 }
 

@@ -61,7 +61,13 @@ impl Reply {
 pub fn config(workers: Vec<String>) -> Config {
     Config {
         listen: "127.0.0.1:0".parse().unwrap(),
-        limits: Limits { max_concurrent_requests: 64, max_body_bytes: 1 << 20 },
+        limits: Limits {
+            max_concurrent_requests: 64,
+            queue_size: 0,
+            queue_timeout: PATIENCE,
+            max_request_time: PATIENCE * 10,
+            max_body_bytes: 1 << 20,
+        },
         source: Source::Remote(workers),
         served_model_name: None,
         tokenizer: None,
@@ -69,6 +75,7 @@ pub fn config(workers: Vec<String>) -> Config {
         drain_timeout: Duration::from_secs(10),
         keep_alive_interval: PATIENCE,
         api_key_digest: None,
+        api_key_file: None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! The gateway over real sockets: a real HTTP client in front, a scripted worker speaking the real contract behind.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
+mod admission;
 mod chat;
 mod completions;
 mod constraints;

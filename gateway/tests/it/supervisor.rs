@@ -22,6 +22,7 @@ fn supervisor(script: &str) -> (Supervisor, watch::Sender<bool>, Arc<WorkerSlot>
         program: "/bin/sh".into(),
         args: vec!["-c".into(), script.into()],
         envs: vec![("WORKER_TEST".into(), "1".into())],
+        own_process_group: false,
     };
     (Supervisor::new(command, slot.clone(), stopped), stop, slot)
 }
@@ -48,7 +49,8 @@ async fn a_silent_death_before_readiness_is_reported_with_its_status() {
 async fn a_program_that_is_not_there_is_named() {
     let pool = Pool::new([("local".to_owned(), None)]);
     let (_stop, stopped) = watch::channel(false);
-    let command = WorkerCommand { program: "/nowhere/python3".into(), args: vec![], envs: vec![] };
+    let command =
+        WorkerCommand { program: "/nowhere/python3".into(), args: vec![], envs: vec![], own_process_group: false };
     let error = Supervisor::new(command, pool.slots()[0].clone(), stopped).run().await.unwrap_err();
     assert!(error.to_string().contains("/nowhere/python3"), "{error}");
 }

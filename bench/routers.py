@@ -1,0 +1,259 @@
+"""The gateway beside routers that others use: processor time a request and a streamed token, latency, memory, overload.
+
+Every router stands alone between the same client and a mock server that gives the same tokens at the same pace; the
+gateway's mock speaks the worker contract, theirs speaks OpenAI's API. The gateway's figures include rendering,
+tokenizing, detokenizing and parsing; the others forward bytes. All of it runs in one go on one machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from peers import PEERS
+from report import ROOT, Bar, Bars, write
+from rig import CpuTime, Mock, Router, allow_many_files, build_mock, free_port, put_load
+
+OURS = "baleen"
+# At most as much as the cheapest of the others; a cold long prompt has a limit of its own, since they tokenize nothing.
+RATIO_LIMIT = 1.0
+COLD_LIMIT_US = 450.0
+TOKEN_LIMIT_US, TOKEN_USER_LIMIT_US = 10.0, 3.0
+STREAM_LIMIT_KIB = 32.0
+GAP_LIMIT_MS = 5.0
+ADDED_P50_LIMIT_MS, ADDED_P99_LIMIT_MS = 0.3, 2.0
+LOST_GOODPUT_LIMIT = 0.1
+
+REQUEST_KINDS = ("short", "cold", "warm")
+REQUEST_CLIENTS = 16
+# Streams that one engine step moves, and its length: 32,000 tokens a second.
+STREAMS, STEP_US = 64, 2000
+SHORT_TOKENS, LONG_TOKENS = 50, 550
+OPEN_STREAMS = 10_000
+FAST_STREAMS, FAST_STEP_US, FAST_RATE = 100, 2000, 50_000
+PEAK_CLIENTS = 32
+LOAD_SHARE = 0.7
+# A server of 32 requests at a time, 50 ms each.
+SLOTS, SLOT_STEP_US, SLOT_TOKENS, OVERLOAD = 32, 10_000, 5, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What is the same for every router."""
+
+    gateway: Path
+    tokenizer: Path
+    peers_folder: Path
+    seconds: float
+
+    def command(self, name: str, port: int, upstream_port: int, *more: str) -> list[str]:
+        """Command line of a router in front of a server."""
+        if name == OURS:
+            worker = ["--worker", f"127.0.0.1:{upstream_port}", "--max-concurrent-requests", "20000"]
+            return [str(self.gateway), "--port", str(port), *worker, "--log-level", "error", *more]
+        peer = next(peer for peer in PEERS if peer.name == name)
+        return peer.arguments(self.peers_folder, port, upstream_port)
+
+    @contextmanager
+    def stand(self, name: str, *more: str, step_us: int = 0, max_running: int = 65536) -> Iterator[Router]:
+        """A router that is ready, with its mock server behind it."""
+        with ExitStack() as running:
+            kind = "worker" if name == OURS else "openai"
+            mock = running.enter_context(Mock(kind, self.tokenizer, step_us=step_us, max_running=max_running))
+            port = free_port()
+            router = Router(self.command(name, port, mock.port, *more), port)
+            yield running.enter_context(router).ready()
+
+
+def measure_requests(bench: Bench, name: str) -> dict[str, Any]:
+    """Processor time of requests that are answered with one token, by what they say."""
+    result: dict[str, Any] = {}
+    with bench.stand(name) as router:
+        spent = CpuTime(0.0, 0.0)
+        for kind in REQUEST_KINDS:
+            put_load(router.port, connections=REQUEST_CLIENTS, seconds=0.5, body=kind)
+            seen, cpu = router.answered(connections=REQUEST_CLIENTS, seconds=bench.seconds, body=kind)
+            result[kind] = cpu.per(require_good(name, seen)) | pick(seen, "good_per_s", "latency_us")
+        spent = router.cpu()
+        router.stop()
+        # What it spent in its life by wait4, and by the readings that the figures above come from.
+        result["life_cpu_s"] = {"wait4": router.total and sum_of(router.total), "read": sum_of(spent)}
+    return result
+
+
+def measure_tokens(bench: Bench, name: str) -> dict[str, Any]:
+    """Processor time of a streamed token: the slope between short and long streams, each step writing to every one."""
+    with bench.stand(name, step_us=STEP_US) as router:
+        options: dict[str, Any] = {"connections": STREAMS, "stream": True, "seconds": 60}
+        put_load(router.port, **options, tokens=SHORT_TOKENS, requests=STREAMS)
+        rounds = max(1, round(bench.seconds / (LONG_TOKENS * STEP_US / 1e6))) * STREAMS
+        short, short_cpu = router.answered(**options, tokens=SHORT_TOKENS, requests=rounds)
+        long, long_cpu = router.answered(**options, tokens=LONG_TOKENS, requests=rounds)
+    require_good(name, short)
+    require_good(name, long)
+    slope = (long_cpu - short_cpu).per(rounds * (LONG_TOKENS - SHORT_TOKENS))
+    return slope | pick(long, "tokens_per_s", "tokens_per_read", "gap_us")
+
+
+def measure_latency(bench: Bench) -> dict[str, Any]:
+    """What the gateway adds to a request at a share of its peak, against the client straight at a mock server."""
+    with bench.stand(OURS) as router:
+        put_load(router.port, connections=PEAK_CLIENTS, seconds=0.5)
+        peak = put_load(router.port, connections=PEAK_CLIENTS, seconds=bench.seconds)
+        rate = round(LOAD_SHARE * peak["good_per_s"], 1)
+        load: dict[str, Any] = {"connections": 4 * PEAK_CLIENTS, "rate": rate, "seconds": bench.seconds}
+        through = put_load(router.port, **load)
+    with Mock("openai", bench.tokenizer) as mock:
+        direct = put_load(mock.port, **load)
+    added = {f"added_{p}_ms": (through["latency_us"][p] - direct["latency_us"][p]) / 1e3 for p in ("p50", "p99")}
+    return {"peak_per_s": peak["good_per_s"], "offered_per_s": rate, **added, "through": through, "direct": direct}
+
+
+def measure_open_streams(bench: Bench) -> dict[str, Any]:
+    """Memory of streams that are open and get a token a second."""
+    with bench.stand(OURS, step_us=1_000_000) as router:
+        put_load(router.port, connections=STREAMS, requests=STREAMS, stream=True, tokens=2)
+        before = router.resident_bytes()
+        peak = before
+        # One token more than there is time for: all are open when the client leaves.
+        pid = os.fork()
+        if pid == 0:
+            put_load(router.port, connections=OPEN_STREAMS, stream=True, tokens=3, seconds=30, requests=OPEN_STREAMS)
+            os._exit(0)
+        while os.waitpid(pid, os.WNOHANG)[0] == 0:
+            peak = max(peak, router.resident_bytes())
+        return {"streams": OPEN_STREAMS, "before_bytes": before, "open_bytes": peak}
+
+
+def measure_fast_streams(bench: Bench) -> dict[str, Any]:
+    """Gaps between tokens while many streams run fast."""
+    with bench.stand(OURS, step_us=FAST_STEP_US) as router:
+        tokens = round(bench.seconds * 1e6 / FAST_STEP_US)
+        load: dict[str, Any] = {"connections": FAST_STREAMS, "stream": True, "requests": FAST_STREAMS, "seconds": 60}
+        put_load(router.port, **load, tokens=50)
+        seen, cpu = router.answered(**load, tokens=tokens)
+    return pick(seen, "tokens_per_s", "tokens_per_read", "gap_us") | cpu.per(require_good(OURS, seen) * tokens)
+
+
+def measure_overload(bench: Bench) -> dict[str, Any]:
+    """Answers a second at the peak, and when several times as many are asked for."""
+    limits = ["--max-concurrent-requests", str(SLOTS), "--queue-size", str(SLOTS)]
+    with bench.stand(OURS, *limits, step_us=SLOT_STEP_US, max_running=SLOTS) as router:
+        load: dict[str, Any] = {"tokens": SLOT_TOKENS, "seconds": bench.seconds}
+        peak = put_load(router.port, connections=2 * SLOTS, **load)
+        over = put_load(router.port, connections=512, rate=OVERLOAD * peak["good_per_s"], **load)
+    kept = over["good_per_s"] / peak["good_per_s"]
+    return {"peak": peak, "overload": over, "goodput_kept": round(kept, 4)}
+
+
+def require_good(name: str, seen: dict[str, Any]) -> int:
+    """How many answers came; RuntimeError when one of them was no success."""
+    if set(seen["by_status"]) != {"200"}:
+        raise RuntimeError(f"{name} answered with {seen['by_status']}")
+    return seen["good"]
+
+
+def pick(seen: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: seen[name] for name in names}
+
+
+def sum_of(cpu: CpuTime) -> float:
+    return round(cpu.user_s + cpu.system_s, 2)
+
+
+def bars(routers: dict[str, Any], own: dict[str, Any]) -> list[Bar]:
+    """Every limit with what was measured."""
+    others = [result for name, result in routers.items() if name != OURS]
+    ours = routers[OURS]
+
+    def ratio(*path: str) -> float:
+        def value(result: dict[str, Any]) -> float:
+            for name in path:
+                result = result[name]
+            return result["cpu_us"]
+
+        return value(ours) / min(value(result) for result in others)
+
+    streams, fast, latency = own["open_streams"], own["fast_streams"], own["latency"]
+    stream_kib = (streams["open_bytes"] - streams["before_bytes"]) / streams["streams"] / 1024
+    token = ours["token"]
+    comparison = []
+    if others:
+        comparison = [
+            Bar("CPU of a 0.5 KB request over the cheapest other router's", ratio("short"), RATIO_LIMIT, "ratio"),
+            Bar("CPU of a 16 KB conversation's turn over theirs", ratio("warm"), RATIO_LIMIT, "ratio"),
+        ]
+    return [
+        *comparison,
+        Bar("CPU of a request with 16 KB of new text", ours["cold"]["cpu_us"], COLD_LIMIT_US, "µs"),
+        Bar(f"CPU of a streamed token, {STREAMS} streams a step", token["cpu_us"], TOKEN_LIMIT_US, "µs"),
+        Bar("of which user time", token["user_us"], TOKEN_USER_LIMIT_US, "µs"),
+        Bar(f"memory of an open stream, {OPEN_STREAMS} of them", stream_kib, STREAM_LIMIT_KIB, "KiB"),
+        Bar(f"p99 gap at {FAST_RATE} tokens/s in all", fast["gap_us"]["p99"] / 1e3, GAP_LIMIT_MS, "ms"),
+        Bar(f"share of {FAST_RATE} tokens/s missed", 1 - fast["tokens_per_s"] / FAST_RATE, 0.02, "share"),
+        Bar("added p50 at 70 % of peak", latency["added_p50_ms"], ADDED_P50_LIMIT_MS, "ms"),
+        Bar("added p99 at 70 % of peak", latency["added_p99_ms"], ADDED_P99_LIMIT_MS, "ms"),
+        Bar(
+            f"goodput lost at {OVERLOAD} times the peak",
+            1 - own["overload"]["goodput_kept"],
+            LOST_GOODPUT_LIMIT,
+            "share",
+        ),
+    ]
+
+
+def main() -> None:
+    """Measures every router, then what only the gateway is held to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of each load (default %(default)s)")
+    parser.add_argument("--tokenizer", type=Path, default=ROOT / "models/micro/tokenizer.json", help="tokenizer.json")
+    parser.add_argument("--peers", type=Path, help="folder that keeps the other routers (default: a temporary one)")
+    parser.add_argument("--no-peers", action="store_true", help="measure the gateway alone; write nothing")
+    options = parser.parse_args()
+    gateway = Path(os.environ.get("BALEEN_GATEWAY", ROOT / ".venv/bin/gateway"))
+    build_mock()
+    allow_many_files()
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(gateway, options.tokenizer, options.peers or Path(folder), options.seconds)
+        names = [OURS] if options.no_peers else [OURS, *(peer.name for peer in PEERS)]
+        routers: dict[str, Any] = {}
+        for name in names:
+            routers[name] = measure_requests(bench, name) | {"token": measure_tokens(bench, name)}
+            costs = {kind: routers[name][kind]["cpu_us"] for kind in (*REQUEST_KINDS, "token")}
+            print(f"{name}: {costs} µs of CPU", flush=True)
+        own = {
+            "latency": measure_latency(bench),
+            "fast_streams": measure_fast_streams(bench),
+            "overload": measure_overload(bench),
+            "open_streams": measure_open_streams(bench),
+        }
+    found = bars(routers, own)
+    if options.no_peers:
+        for bar in found:
+            print(
+                f"{'ok    ' if bar.met else 'MISSED'} {bar.what}: {bar.measured:.4g} {bar.unit} (at most {bar.limit:g})"
+            )
+        return
+    chart = Bars(
+        title="CPU of the router process",
+        y_label="µs",
+        groups=["0.5 KB request", "16 KB, new text", "16 KB, next turn", "streamed token × 10"],
+        series={
+            name: [*(result[kind]["cpu_us"] for kind in REQUEST_KINDS), 10 * result["token"]["cpu_us"]]
+            for name, result in routers.items()
+        },
+    )
+    write("routers", {"routers": routers, OURS: own}, found, chart)
+
+
+if __name__ == "__main__":
+    main()
