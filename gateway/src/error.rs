@@ -184,6 +184,8 @@ impl IntoResponse for ApiError {
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        // For those who say the same in another shape.
+        response.extensions_mut().insert(self);
         response
     }
 }

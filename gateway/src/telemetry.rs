@@ -77,15 +77,33 @@ impl Outcome {
 pub enum EndpointName {
     ChatCompletions,
     Completions,
+    Responses,
+    Messages,
+    CountTokens,
+    Tokenize,
+    Detokenize,
 }
 
 impl EndpointName {
-    const ALL: [Self; 2] = [Self::ChatCompletions, Self::Completions];
+    const ALL: [Self; 7] = [
+        Self::ChatCompletions,
+        Self::Completions,
+        Self::Responses,
+        Self::Messages,
+        Self::CountTokens,
+        Self::Tokenize,
+        Self::Detokenize,
+    ];
 
     fn name(self) -> &'static str {
         match self {
             Self::ChatCompletions => "chat_completions",
             Self::Completions => "completions",
+            Self::Responses => "responses",
+            Self::Messages => "messages",
+            Self::CountTokens => "count_tokens",
+            Self::Tokenize => "tokenize",
+            Self::Detokenize => "detokenize",
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What both generating endpoints do alike: admit, read, prepare, start, and answer in one piece or as a stream.
 
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,13 +9,14 @@ use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::{HeaderValue, header};
+use sha2::{Digest, Sha256};
 use tokio::time::timeout_at;
 
 use super::admission::keyring::Caller;
 use super::admission::{Admitted, caller_of, read_body};
 use super::chat::ChatAnswer;
 use super::completions::CompletionAnswer;
-use super::sse::EventStream;
+use super::sse::{EventStream, write_event};
 use crate::app::{App, Model};
 use crate::error::ApiError;
 use crate::generate::{Choice, Finish, GenerateError, GenerateSpec, Generation, Progress};
@@ -54,11 +56,29 @@ impl Answer {
         }
     }
 
-    /// Appends what follows the last choice's end: usage, where asked for.
-    pub fn write_end(&self, generation: &Generation, out: &mut Vec<u8>) {
+    /// Appends what follows the last choice's end: usage, where asked for, and the mark that the stream is whole.
+    pub fn write_end(&mut self, generation: &Generation, out: &mut Vec<u8>) {
         match self {
             Self::Chat(answer) => answer.write_end(generation, out),
             Self::Completion(answer) => answer.write_end(generation, out),
+        }
+    }
+
+    /// Appends the event of an error after the headers have left; nothing follows it.
+    pub fn write_error(&mut self, _generation: &Generation, error: &ApiError, out: &mut Vec<u8>) {
+        match self {
+            Self::Chat(_) | Self::Completion(_) => write_event(out, |out| {
+                out.extend_from_slice(&error.to_json());
+                Ok(())
+            }),
+        }
+    }
+
+    /// What a stream says that has nothing to say.
+    #[must_use]
+    pub fn keep_alive(&self) -> &'static [u8] {
+        match self {
+            Self::Chat(_) | Self::Completion(_) => b": keep-alive\n\n",
         }
     }
 
@@ -238,4 +258,20 @@ pub fn finish_of<'a>(model: &Model, choice: &'a Choice) -> Option<(FinishReason,
         Finish::Length => (FinishReason::Length, None),
         Finish::Abort => (FinishReason::Abort, None),
     })
+}
+
+/// The id of a part of an answer, `prefix_` and 24 hex digits: the same in every form of the answer, and no other
+/// part's with this prefix.
+#[must_use]
+pub fn item_id(prefix: &str, request_id: u128, choice: u32, index: u32) -> String {
+    let mut digest = Sha256::new();
+    digest.update(request_id.to_be_bytes());
+    digest.update(choice.to_be_bytes());
+    digest.update(index.to_be_bytes());
+    let digest = digest.finalize();
+    let mut id = format!("{prefix}_");
+    for byte in &digest[..12] {
+        let _ = write!(id, "{byte:02x}");
+    }
+    id
 }

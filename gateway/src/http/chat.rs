@@ -1,14 +1,12 @@
 //! `POST /v1/chat/completions`: from the body to a specification, and from a generation to the answer.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use sha2::{Digest, Sha256};
 
-use super::answer::{Answer, Prepared, check_model, finish_of, respond};
-use super::sse::write_event;
+use super::answer::{Answer, Prepared, check_model, finish_of, item_id, respond};
+use super::sse::{DONE, write_event};
 use crate::app::{App, Model};
 use crate::chat::encode::encode;
 use crate::chat::output::OutputOptions;
@@ -19,7 +17,7 @@ use crate::openai::chat::response::{
 use crate::openai::chat::{ChatRequest, ChatSpec};
 use crate::openai::logprobs::ChatLogprobs;
 use crate::openai::response::{FinishReason, ResponseHead, StopReason, Usage};
-use crate::openai::{InvalidRequest, StreamSpec};
+use crate::openai::{GenerationSpec, InvalidRequest, StreamSpec};
 use crate::telemetry::EndpointName;
 
 /// The endpoint.
@@ -28,7 +26,36 @@ pub async fn create(State(app): State<Arc<App>>, request: Request) -> Response {
 }
 
 fn prepare(model: &Arc<Model>, body: &[u8]) -> Result<Prepared, InvalidRequest> {
-    let request = ChatRequest::parse(body)?;
+    let Specified { spec, generation, thinks } = specify(model, ChatRequest::parse(body)?)?;
+    let head = model.response_head(format!("chatcmpl-{:032x}", spec.id));
+    let stream = generation.stream.unwrap_or_default();
+    let answer = ChatAnswer {
+        writer: ChatChunkWriter::new(head.clone(), stream.include_usage || stream.continuous_usage),
+        head,
+        request_id: spec.id,
+        stream,
+        model: model.clone(),
+        thinks,
+        with_logprobs: generation.sampling.logprobs.is_some(),
+        prompt_token_ids: generation.return_token_ids.then(|| spec.prompts[0].token_ids.clone()),
+        choices: vec![Written::default(); generation.n as usize],
+    };
+    Ok(Prepared { spec, stream: generation.stream, answer: Answer::Chat(answer) })
+}
+
+/// A conversation ready to be generated.
+pub(super) struct Specified {
+    pub spec: GenerateSpec,
+    pub generation: GenerationSpec,
+    /// Whether the answer begins with reasoning.
+    pub thinks: bool,
+}
+
+/// Checks a chat request, whichever endpoint it came through, and renders its prompt.
+///
+/// # Errors
+/// The first field that is wrong, by its name in a chat request.
+pub(super) fn specify(model: &Model, request: ChatRequest) -> Result<Specified, InvalidRequest> {
     check_model(model, request.model())?;
     let ChatSpec { messages, encode: options, generation, rule, max_tool_calls } =
         request.validate(&model.limits, &model.facts)?;
@@ -53,20 +80,7 @@ fn prepare(model: &Arc<Model>, body: &[u8]) -> Result<Prepared, InvalidRequest> 
         vec![Prompt { token_ids, max_tokens }],
     );
     spec.constraint = constraint;
-    let head = model.response_head(format!("chatcmpl-{:032x}", spec.id));
-    let stream = generation.stream.unwrap_or_default();
-    let answer = ChatAnswer {
-        writer: ChatChunkWriter::new(head.clone(), stream.include_usage || stream.continuous_usage),
-        head,
-        request_id: spec.id,
-        stream,
-        model: model.clone(),
-        thinks: encoded.starts_in_reasoning,
-        with_logprobs: generation.sampling.logprobs.is_some(),
-        prompt_token_ids: generation.return_token_ids.then(|| spec.prompts[0].token_ids.clone()),
-        choices: vec![Written::default(); generation.n as usize],
-    };
-    Ok(Prepared { spec, stream: generation.stream, answer: Answer::Chat(answer) })
+    Ok(Specified { spec, generation, thinks: encoded.starts_in_reasoning })
 }
 
 /// Writes one chat answer. See `Answer`.
@@ -141,7 +155,7 @@ impl ChatAnswer {
         }
         for call in &choice.delta.calls {
             if let Some(name) = &call.name {
-                let id = call_id(self.request_id, number, call.index);
+                let id = item_id("call", self.request_id, number, call.index);
                 write(ChatDelta::tool_call(&ChatToolCall::new(call.index, &id, name, "")));
             }
             if !call.arguments.is_empty() {
@@ -167,6 +181,7 @@ impl ChatAnswer {
         if self.stream.include_usage {
             write_event(out, |out| self.writer.write_usage(&generation.usage(), out));
         }
+        out.extend_from_slice(DONE);
     }
 
     pub(super) fn write_whole(&self, generation: &Generation, out: &mut Vec<u8>) -> serde_json::Result<()> {
@@ -177,7 +192,7 @@ impl ChatAnswer {
             .enumerate()
             .map(|(index, choice)| {
                 let number = choice_number(index);
-                choice.delta.calls.iter().map(|call| call_id(self.request_id, number, call.index)).collect()
+                choice.delta.calls.iter().map(|call| item_id("call", self.request_id, number, call.index)).collect()
             })
             .collect();
         let calls: Vec<Vec<ChatToolCall<'_>>> = generation
@@ -213,20 +228,6 @@ impl ChatAnswer {
         let choices: Vec<ChatChoice<'_>> = choices.collect();
         write_completion(&self.head, &choices, &generation.usage(), self.prompt_token_ids.as_deref(), out)
     }
-}
-
-/// The id of a call: the same in every form of an answer, and no other call's.
-fn call_id(request_id: u128, choice: u32, call: u32) -> String {
-    let mut digest = Sha256::new();
-    digest.update(request_id.to_be_bytes());
-    digest.update(choice.to_be_bytes());
-    digest.update(call.to_be_bytes());
-    let digest = digest.finalize();
-    let mut id = String::from("call_");
-    for byte in &digest[..12] {
-        let _ = write!(id, "{byte:02x}");
-    }
-    id
 }
 
 /// A choice's `index`; validation keeps the number of choices far below 2³².

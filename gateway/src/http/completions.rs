@@ -6,7 +6,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 
 use super::answer::{Answer, Prepared, check_model, finish_of, respond};
-use super::sse::write_event;
+use super::sse::{DONE, write_event};
 use crate::app::{App, Model};
 use crate::chat::output::OutputOptions;
 use crate::generate::{Choice, Finish, GenerateSpec, Generation, Prompt};
@@ -155,6 +155,7 @@ impl CompletionAnswer {
         if self.stream.include_usage {
             write_event(out, |out| self.writer.write_usage(&generation.usage(), out));
         }
+        out.extend_from_slice(DONE);
     }
 
     pub(super) fn write_whole(&mut self, generation: &Generation, out: &mut Vec<u8>) -> serde_json::Result<()> {

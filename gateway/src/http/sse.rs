@@ -23,8 +23,8 @@ use crate::telemetry::Outcome;
 
 /// What a step of one choice takes, with room to spare.
 const FRAME_BYTES: usize = 512;
-const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
-const DONE: &[u8] = b"data: [DONE]\n\n";
+/// What OpenAI's older streams end with.
+pub const DONE: &[u8] = b"data: [DONE]\n\n";
 
 /// See the module.
 pub struct EventStream {
@@ -71,19 +71,17 @@ impl EventStream {
         self.answer.write_step(generation, &mut self.buffer);
         if generation.is_done() {
             self.answer.write_end(generation, &mut self.buffer);
-            self.buffer.extend_from_slice(DONE);
             let outcome = outcome(generation);
             self.request.finish(outcome);
         }
     }
 
-    /// An error after the headers have left: an event with the error object, then the end without `[DONE]`.
+    /// An error after the headers have left: an event that says so, then the end.
     fn write_error(&mut self, error: &ApiError, outcome: Outcome) {
+        if let Some(generation) = &self.request.generation {
+            self.answer.write_error(generation, error, &mut self.buffer);
+        }
         self.request.finish(outcome);
-        write_event(&mut self.buffer, |out| {
-            out.extend_from_slice(&error.to_json());
-            Ok(())
-        });
     }
 
     fn poll_timer(&mut self, context: &mut Context<'_>) -> Poll<Due> {
@@ -123,7 +121,7 @@ impl HttpBody for EventStream {
                     this.write_error(&error.into(), outcome);
                 }
                 Poll::Pending => match ready!(this.poll_timer(context)) {
-                    Due::KeepAlive => this.buffer.extend_from_slice(KEEP_ALIVE),
+                    Due::KeepAlive => this.buffer.extend_from_slice(this.answer.keep_alive()),
                     Due::Deadline => this.write_error(&ApiError::deadline_exceeded(), Outcome::Failed),
                 },
             }
@@ -146,6 +144,19 @@ impl IntoResponse for EventStream {
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
         headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
         response
+    }
+}
+
+/// Writes one event that has a name; `write` gives one line of JSON.
+pub fn write_named_event(out: &mut Vec<u8>, name: &str, write: impl FnOnce(&mut Vec<u8>) -> serde_json::Result<()>) {
+    let start = out.len();
+    out.extend_from_slice(b"event: ");
+    out.extend_from_slice(name.as_bytes());
+    out.push(b'\n');
+    let body = out.len();
+    write_event(out, write);
+    if out.len() == body {
+        out.truncate(start);
     }
 }
 

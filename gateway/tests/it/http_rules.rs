@@ -93,6 +93,11 @@ async fn a_key_guards_everything_but_probes_and_metrics() {
     let mut request = gateway.request(Method::POST, CHAT, hello(&json!({})).to_string());
     request.headers_mut().insert("authorization", "Bearer open sesame".parse().unwrap());
     assert_eq!(gateway.collect(request).await.status, StatusCode::OK);
+    for (key, status) in [("open", StatusCode::UNAUTHORIZED), ("open sesame", StatusCode::OK)] {
+        let mut request = gateway.request(Method::POST, CHAT, hello(&json!({})).to_string());
+        request.headers_mut().insert("x-api-key", key.parse().unwrap());
+        assert_eq!(gateway.collect(request).await.status, status, "{key}");
+    }
 }
 
 #[tokio::test]
