@@ -7,7 +7,7 @@ use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 use http::{HeaderName, HeaderValue, Method, Uri};
 use tower_http::catch_panic::CatchPanicLayer;
 use tracing::{Instrument, error, info_span};
@@ -20,38 +20,72 @@ pub mod admission;
 pub mod answer;
 pub mod chat;
 pub mod completions;
+pub mod docs;
 pub mod listen;
+pub mod messages;
+pub mod responses;
 pub mod sse;
+pub mod tokenize;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_REQUEST_ID_LEN: usize = 64;
 
+type Endpoint = (&'static str, MethodRouter<Arc<App>>);
+
+/// What needs a key where one is configured.
+fn guarded() -> Vec<Endpoint> {
+    vec![
+        ("/v1/chat/completions", post(chat::create)),
+        ("/v1/completions", post(completions::create)),
+        ("/v1/responses", post(responses::create)),
+        ("/v1/messages", post(messages::create)),
+        ("/v1/messages/count_tokens", post(messages::count_tokens)),
+        ("/v1/tokenize", post(tokenize::tokenize)),
+        ("/v1/detokenize", post(tokenize::detokenize)),
+        ("/v1/models", get(admin::list_models)),
+        ("/v1/models/{*id}", get(admin::get_model)),
+        ("/version", get(admin::version)),
+    ]
+}
+
+/// What needs an operator's key.
+fn operators() -> Vec<Endpoint> {
+    vec![("/flush_cache", post(admin::flush_cache)), ("/abort_request", post(admin::abort_request))]
+}
+
+/// What needs no key: probes, metrics, and the description of the API.
+fn open() -> Vec<Endpoint> {
+    vec![
+        ("/livez", get(admin::livez)),
+        ("/readyz", get(admin::readyz)),
+        ("/health", get(admin::readyz)),
+        ("/metrics", get(admin::metrics)),
+        ("/openapi.json", get(docs::description)),
+        ("/docs", get(docs::page)),
+    ]
+}
+
+/// Every path of the gateway.
+pub fn paths() -> impl Iterator<Item = &'static str> {
+    guarded().into_iter().chain(operators()).chain(open()).map(|(path, _)| path)
+}
+
+fn router(endpoints: Vec<Endpoint>) -> Router<Arc<App>> {
+    let add = |router: Router<Arc<App>>, (path, methods)| router.route(path, methods);
+    endpoints.into_iter().fold(Router::new(), add).method_not_allowed_fallback(wrong_method)
+}
+
 /// Every route of the gateway.
 pub fn routes(app: Arc<App>) -> Router {
-    let operator = Router::new()
-        .route("/flush_cache", post(admin::flush_cache))
-        .route("/abort_request", post(admin::abort_request))
-        .layer(middleware::from_fn(admission::require_operator));
-    let guarded = Router::new()
-        .route("/v1/chat/completions", post(chat::create))
-        .route("/v1/completions", post(completions::create))
-        .route("/v1/models", get(admin::list_models))
-        .route("/v1/models/{*id}", get(admin::get_model))
-        .route("/version", get(admin::version))
-        .merge(operator)
-        .method_not_allowed_fallback(wrong_method)
-        .fallback(unknown_path)
-        .layer(middleware::from_fn_with_state(app.clone(), admission::require_key));
-    Router::new()
-        .route("/livez", get(admin::livez))
-        .route("/readyz", get(admin::readyz))
-        .route("/health", get(admin::readyz))
-        .route("/metrics", get(admin::metrics))
-        .method_not_allowed_fallback(wrong_method)
+    let operator = router(operators()).layer(middleware::from_fn(admission::require_operator));
+    let key = middleware::from_fn_with_state(app.clone(), admission::require_key);
+    let guarded = router(guarded()).merge(operator).fallback(unknown_path).layer(key);
+    router(open())
         .merge(guarded)
         .layer(DefaultBodyLimit::disable())
         .layer(CatchPanicLayer::custom(panicked))
         .layer(middleware::from_fn_with_state(app.clone(), trace))
+        .layer(middleware::from_fn(messages::speak))
         .with_state(app)
 }
 

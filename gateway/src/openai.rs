@@ -2,6 +2,7 @@
 //!
 //! Unvalidated types stop here: what leaves this module obeys the one table of limits that the worker reads too.
 
+pub mod anthropic;
 pub mod chat;
 pub mod completions;
 pub mod constraint;
@@ -11,10 +12,16 @@ pub mod generation;
 pub mod limits;
 pub mod logprobs;
 pub mod models;
+mod node;
+pub mod openapi;
 mod processors;
 pub mod response;
+pub mod responses;
+mod rewrite;
 pub mod sampling;
+pub mod sections;
 mod strict_json;
+pub mod tokenize;
 
 pub use error::{ErrorObject, InvalidRequest, RejectKind};
 pub use generation::{Abilities, GenerationSpec, ModelFacts, StreamSpec};

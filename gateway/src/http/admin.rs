@@ -108,8 +108,7 @@ pub async fn flush_cache(State(app): State<Arc<App>>) -> Result<Json<Value>, Api
 struct AbortRequest {
     /// The `id` of the response.
     rid: Option<String>,
-    #[serde(default)]
-    abort_all: bool,
+    abort_all: Option<bool>,
 }
 
 /// `POST /abort_request`: ends one request in progress, or all. Its client gets what was generated so far and the
@@ -119,15 +118,15 @@ pub async fn abort_request(State(app): State<Arc<App>>, body: Body) -> Result<Js
     let request: AbortRequest = serde_json::from_slice(&body)
         .map_err(|error| ApiError::bad_request(format!("The body is not {{\"rid\": ID}}: {error}.")))?;
     let aborted = match request.rid {
-        _ if request.abort_all => app.generator.abort_all(),
+        _ if request.abort_all == Some(true) => app.generator.abort_all(),
         Some(rid) => usize::from(response_id(&rid).is_some_and(|id| app.generator.abort(id))),
         None => return Err(ApiError::bad_request("Give `rid`, the id of a response, or `abort_all`: true.")),
     };
     Ok(Json(json!({"aborted": aborted})))
 }
 
-/// The number behind `chatcmpl-…` or `cmpl-…`.
+/// The number behind `chatcmpl-…`, `cmpl-…`, `resp_…` or `msg_…`.
 fn response_id(rid: &str) -> Option<u128> {
-    let digits = rid.rsplit_once('-').map_or(rid, |(_, digits)| digits);
+    let digits = rid.rsplit_once(['-', '_']).map_or(rid, |(_, digits)| digits);
     (digits.len() == 32).then(|| u128::from_str_radix(digits, 16).ok())?
 }

@@ -1,21 +1,23 @@
-//! What both generating endpoints do alike: admit, read, prepare, start, and answer in one piece or as a stream.
+//! What all endpoints do alike that answer a body: admit, read, prepare, start, and answer in one piece or as a stream.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use axum::Json;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::{HeaderValue, header};
-use sha2::{Digest, Sha256};
+use serde::Serialize;
 use tokio::time::timeout_at;
 
 use super::admission::keyring::Caller;
 use super::admission::{Admitted, caller_of, read_body};
 use super::chat::ChatAnswer;
 use super::completions::CompletionAnswer;
+use super::messages::{MessagesAnswer, PING};
+use super::responses::ResponsesAnswer;
 use super::sse::{EventStream, write_event};
 use crate::app::{App, Model};
 use crate::error::ApiError;
@@ -38,13 +40,15 @@ pub struct Prepared {
     pub answer: Answer,
 }
 
-/// Understands a body of one endpoint.
-pub type Prepare = fn(&Arc<Model>, &[u8]) -> Result<Prepared, InvalidRequest>;
+/// What becomes of a body of one endpoint.
+pub type Work<T> = fn(&Arc<Model>, &[u8]) -> Result<T, InvalidRequest>;
 
 /// How an answer is written. It holds what differs between the endpoints.
 pub enum Answer {
     Chat(ChatAnswer),
     Completion(CompletionAnswer),
+    Responses(ResponsesAnswer),
+    Messages(MessagesAnswer),
 }
 
 impl Answer {
@@ -53,6 +57,8 @@ impl Answer {
         match self {
             Self::Chat(answer) => answer.write_step(generation, out),
             Self::Completion(answer) => answer.write_step(generation, out),
+            Self::Responses(answer) => answer.write_step(generation, out),
+            Self::Messages(answer) => answer.write_step(generation, out),
         }
     }
 
@@ -61,16 +67,20 @@ impl Answer {
         match self {
             Self::Chat(answer) => answer.write_end(generation, out),
             Self::Completion(answer) => answer.write_end(generation, out),
+            Self::Responses(answer) => answer.write_end(generation, out),
+            Self::Messages(answer) => answer.write_end(generation, out),
         }
     }
 
     /// Appends the event of an error after the headers have left; nothing follows it.
-    pub fn write_error(&mut self, _generation: &Generation, error: &ApiError, out: &mut Vec<u8>) {
+    pub fn write_error(&mut self, generation: &Generation, error: &ApiError, out: &mut Vec<u8>) {
         match self {
             Self::Chat(_) | Self::Completion(_) => write_event(out, |out| {
                 out.extend_from_slice(&error.to_json());
                 Ok(())
             }),
+            Self::Responses(answer) => answer.write_error(generation, error, out),
+            Self::Messages(answer) => answer.write_error(error, out),
         }
     }
 
@@ -78,7 +88,8 @@ impl Answer {
     #[must_use]
     pub fn keep_alive(&self) -> &'static [u8] {
         match self {
-            Self::Chat(_) | Self::Completion(_) => b": keep-alive\n\n",
+            Self::Chat(_) | Self::Completion(_) | Self::Responses(_) => b": keep-alive\n\n",
+            Self::Messages(_) => PING,
         }
     }
 
@@ -87,6 +98,8 @@ impl Answer {
         match self {
             Self::Chat(answer) => answer.write_whole(generation, out),
             Self::Completion(answer) => answer.write_whole(generation, out),
+            Self::Responses(answer) => answer.write_whole(generation, out),
+            Self::Messages(answer) => answer.write_whole(generation, out),
         }
     }
 }
@@ -146,7 +159,7 @@ struct Started {
 }
 
 /// Serves one request of `endpoint`, whose bodies `prepare` understands.
-pub async fn respond(app: Arc<App>, endpoint: EndpointName, request: Request, prepare: Prepare) -> Response {
+pub async fn respond(app: Arc<App>, endpoint: EndpointName, request: Request, prepare: Work<Prepared>) -> Response {
     let arrived = Instant::now();
     let Some(caller) = caller_of(&request) else { return ApiError::unauthorized().into_response() };
     let (parts, body) = request.into_parts();
@@ -187,12 +200,42 @@ pub async fn respond(app: Arc<App>, endpoint: EndpointName, request: Request, pr
     }
 }
 
+/// Serves one request of `endpoint` that `work` answers by itself, without a worker.
+pub async fn respond_at_once<T: Serialize + Send + 'static>(
+    app: Arc<App>,
+    endpoint: EndpointName,
+    request: Request,
+    work: Work<T>,
+) -> Response {
+    let arrived = Instant::now();
+    let Some(caller) = caller_of(&request) else { return ApiError::unauthorized().into_response() };
+    let (parts, body) = request.into_parts();
+    let mut request = ActiveRequest::new(app.metrics.clone(), endpoint, caller);
+    let deadline = match app.admission.deadline(&parts.headers, arrived) {
+        Ok(deadline) => deadline,
+        Err(error) => return request.fail(error),
+    };
+    let working = async {
+        request.admitted = Some(app.admission.admit(&request.caller).await?);
+        let model = app.model().cloned().ok_or_else(|| ApiError::not_ready(app.generator.why_not_ready()))?;
+        let body = read_body(body, app.config.limits.max_body_bytes).await?;
+        off_runtime(&model, body, work).await
+    };
+    match timeout_at(deadline.into(), working).await.unwrap_or_else(|_| Err(ApiError::deadline_exceeded())) {
+        Ok(answer) => {
+            request.finish(Outcome::Completed);
+            Json(answer).into_response()
+        }
+        Err(error) => request.fail(error),
+    }
+}
+
 /// Lets the request in, reads it, and begins to generate. What the request then holds is in `request`.
 async fn start(
     app: &Arc<App>,
     request: &mut ActiveRequest,
     body: Body,
-    prepare: Prepare,
+    prepare: Work<Prepared>,
     arrived: Instant,
     deadline: Instant,
 ) -> Result<Started, ApiError> {
@@ -200,7 +243,7 @@ async fn start(
     request.admitted = Some(app.admission.admit(&request.caller).await?);
     let model = app.model().cloned().ok_or_else(|| ApiError::not_ready(app.generator.why_not_ready()))?;
     let body = read_body(body, app.config.limits.max_body_bytes).await?;
-    let Prepared { mut spec, stream, answer } = prepare_off_runtime(&model, body, prepare).await?;
+    let Prepared { mut spec, stream, answer } = off_runtime(&model, body, prepare).await?;
     let deadline = deadline.min(app.admission.deadline_after(spec.deadline_ms, arrived));
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {
@@ -219,13 +262,14 @@ async fn collect(generation: &mut Generation) -> Result<(), GenerateError> {
     Ok(())
 }
 
-async fn prepare_off_runtime(model: &Arc<Model>, body: Bytes, prepare: Prepare) -> Result<Prepared, ApiError> {
+/// Runs `work` on a body: at once if it is small, on a thread that may block if not.
+async fn off_runtime<T: Send + 'static>(model: &Arc<Model>, body: Bytes, work: Work<T>) -> Result<T, ApiError> {
     if body.len() <= LARGE_BODY_BYTES {
-        return Ok(prepare(model, &body)?);
+        return Ok(work(model, &body)?);
     }
     let model = model.clone();
-    let prepared = tokio::task::spawn_blocking(move || prepare(&model, &body)).await;
-    Ok(prepared.map_err(|_| ApiError::internal())??)
+    let done = tokio::task::spawn_blocking(move || work(&model, &body)).await;
+    Ok(done.map_err(|_| ApiError::internal())??)
 }
 
 /// How a generation that has ended is counted.
@@ -258,20 +302,4 @@ pub fn finish_of<'a>(model: &Model, choice: &'a Choice) -> Option<(FinishReason,
         Finish::Length => (FinishReason::Length, None),
         Finish::Abort => (FinishReason::Abort, None),
     })
-}
-
-/// The id of a part of an answer, `prefix_` and 24 hex digits: the same in every form of the answer, and no other
-/// part's with this prefix.
-#[must_use]
-pub fn item_id(prefix: &str, request_id: u128, choice: u32, index: u32) -> String {
-    let mut digest = Sha256::new();
-    digest.update(request_id.to_be_bytes());
-    digest.update(choice.to_be_bytes());
-    digest.update(index.to_be_bytes());
-    let digest = digest.finalize();
-    let mut id = format!("{prefix}_");
-    for byte in &digest[..12] {
-        let _ = write!(id, "{byte:02x}");
-    }
-    id
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 
-use super::answer::{Answer, Prepared, check_model, finish_of, item_id, respond};
+use super::answer::{Answer, Prepared, check_model, finish_of, respond};
 use super::sse::{DONE, write_event};
 use crate::app::{App, Model};
 use crate::chat::encode::encode;
@@ -16,7 +16,7 @@ use crate::openai::chat::response::{
 };
 use crate::openai::chat::{ChatRequest, ChatSpec};
 use crate::openai::logprobs::ChatLogprobs;
-use crate::openai::response::{FinishReason, ResponseHead, StopReason, Usage};
+use crate::openai::response::{FinishReason, ResponseHead, StopReason, Usage, item_id};
 use crate::openai::{GenerationSpec, InvalidRequest, StreamSpec};
 use crate::telemetry::EndpointName;
 

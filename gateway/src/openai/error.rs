@@ -100,7 +100,7 @@ impl From<ConstraintError> for InvalidRequest {
 impl From<EncodeError> for InvalidRequest {
     fn from(error: EncodeError) -> Self {
         match error {
-            EncodeError::Invalid { param, message } => Self::field(param, message),
+            EncodeError::Invalid { param, message } => Self::field(param, format!("{message}.")),
             EncodeError::Tokenizer(error) => Self::from_tokenizer(&error, "messages"),
         }
     }

@@ -1,5 +1,7 @@
 //! The one table of numeric limits, shared with the worker through `limits.json` of the contract.
 
+use std::collections::HashMap;
+
 use serde::Deserialize;
 
 use super::error::InvalidRequest;
@@ -99,6 +101,16 @@ impl Limits {
             }
             _ => Ok(()),
         }
+    }
+
+    /// The same rows by name.
+    pub(super) fn table() -> Result<HashMap<String, Limit>, serde_json::Error> {
+        #[derive(Deserialize)]
+        struct Table {
+            fields: HashMap<String, Limit>,
+            request: HashMap<String, Limit>,
+        }
+        serde_json::from_str(TABLE).map(|Table { fields, request }| fields.into_iter().chain(request).collect())
     }
 }
 

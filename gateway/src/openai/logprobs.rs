@@ -50,7 +50,8 @@ impl Serialize for ChatLogprobs<'_> {
     }
 }
 
-struct ChatTokens<'a>(ChatLogprobs<'a>);
+/// The tokens of [`ChatLogprobs`] alone: `[{token, logprob, bytes, top_logprobs}]`.
+pub struct ChatTokens<'a>(pub ChatLogprobs<'a>);
 
 impl Serialize for ChatTokens<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

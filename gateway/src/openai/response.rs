@@ -1,6 +1,9 @@
-//! Parts that the answers of both endpoints share.
+//! Parts that the answers of all endpoints share.
+
+use std::fmt::Write as _;
 
 use serde::Serialize;
+use sha2::{Digest, Sha256};
 
 /// What every object of one answer repeats.
 #[derive(Debug, Clone)]
@@ -115,4 +118,19 @@ impl Serialize for ChunkUsage<'_> {
             Self::Absent | Self::Null => serializer.serialize_none(),
         }
     }
+}
+
+/// The id of a part of an answer, `prefix_` and 24 hex digits: the same in every form of the answer, and no other
+/// part's with this prefix.
+pub fn item_id(prefix: &str, request_id: u128, choice: u32, index: u32) -> String {
+    let mut digest = Sha256::new();
+    digest.update(request_id.to_be_bytes());
+    digest.update(choice.to_be_bytes());
+    digest.update(index.to_be_bytes());
+    let digest = digest.finalize();
+    let mut id = format!("{prefix}_");
+    for byte in &digest[..12] {
+        let _ = write!(id, "{byte:02x}");
+    }
+    id
 }

@@ -23,6 +23,8 @@ use crate::fake_worker::{Act, FakeWorker, micro_model, vocab_size};
 
 pub const CHAT: &str = "/v1/chat/completions";
 pub const COMPLETIONS: &str = "/v1/completions";
+pub const RESPONSES: &str = "/v1/responses";
+pub const MESSAGES: &str = "/v1/messages";
 
 /// Bound of every wait in these tests; none of them is about speed.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -192,7 +194,16 @@ impl Events {
                     self.comments += 1;
                     continue;
                 }
-                return Some(event.strip_prefix("data: ").expect("an event is data").trim_end().to_owned());
+                let (name, data) = match event.strip_prefix("event: ").and_then(|event| event.split_once('\n')) {
+                    Some((name, data)) => (Some(name), data),
+                    None => (None, event.as_str()),
+                };
+                let data = data.strip_prefix("data: ").expect("an event is data").trim_end().to_owned();
+                if let Some(name) = name {
+                    let typed: Value = serde_json::from_str(&data).expect("data is JSON");
+                    assert_eq!(typed["type"], name, "the data repeats the event's name");
+                }
+                return Some(data);
             }
             let frame = tokio::time::timeout(PATIENCE, self.body.frame()).await.expect("an event in time");
             match frame {
@@ -218,6 +229,11 @@ impl Events {
             events.push(event);
         }
         events
+    }
+
+    /// Events of a stream that has no `[DONE]`.
+    pub async fn typed(self) -> Vec<Value> {
+        self.rest().await.iter().map(|event| serde_json::from_str(event).unwrap()).collect()
     }
 
     /// Chunks up to `[DONE]`, which must come.
@@ -260,6 +276,24 @@ pub fn with(mut body: Value, more: &Value) -> Value {
         body[name] = value.clone();
     }
     body
+}
+
+/// The type of each event.
+pub fn types(events: &[Value]) -> Vec<&str> {
+    events.iter().map(|event| event["type"].as_str().unwrap()).collect()
+}
+
+/// Markup of a call of `get_weather`.
+pub fn invoke(city: &str) -> String {
+    format!(
+        "<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">{city}</｜DSML｜parameter>\n\
+         <｜DSML｜parameter name=\"days\" string=\"false\">2</｜DSML｜parameter>\n</｜DSML｜invoke>"
+    )
+}
+
+/// Markup of several calls.
+pub fn block(invokes: &[String]) -> String {
+    format!("\n\n<｜DSML｜function_calls>\n{}\n</｜DSML｜function_calls>", invokes.join("\n"))
 }
 
 /// The built-in model's tokenizer.

@@ -3,21 +3,10 @@
 use serde_json::{Value, json};
 
 use crate::fake_worker::FakeWorker;
-use crate::gateway::{CHAT, Gateway, content, deltas, finish_reasons, hello, ids, say, tokenizer};
+use crate::gateway::{CHAT, Gateway, block, content, deltas, finish_reasons, hello, ids, invoke, say, tokenizer};
 
 fn tools() -> Value {
     json!([{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}])
-}
-
-fn invoke(city: &str) -> String {
-    format!(
-        "<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">{city}</｜DSML｜parameter>\n\
-         <｜DSML｜parameter name=\"days\" string=\"false\">2</｜DSML｜parameter>\n</｜DSML｜invoke>"
-    )
-}
-
-fn block(invokes: &[String]) -> String {
-    format!("\n\n<｜DSML｜function_calls>\n{}\n</｜DSML｜function_calls>", invokes.join("\n"))
 }
 
 /// What a client adds up from a stream, as the message of an answer in one piece.

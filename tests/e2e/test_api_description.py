@@ -1,0 +1,108 @@
+"""`/openapi.json` is true: its examples work, its fields are read, and property tests made from it find no 500.
+
+The property tests are Schemathesis's: valid and invalid bodies, values on and beyond every bound, broken bodies and
+headers. Every answer must be one that the description has, of the shape it has there.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from harness.processes import ROOT, Gateway, serve_arguments
+from jsonschema import Draft202012Validator
+
+CONFIG = ROOT / "tests" / "api" / "schemathesis.toml"
+# Methods the description does not have are tested in Rust; that sound bodies are taken depends on more than a schema
+# can say (results answer calls, prompts fit the context).
+LEFT_OUT = "unsupported_method,positive_data_acceptance"
+# What tests of a field may put there: one of each type, none of them meant.
+STRANGERS: list[Any] = ["a word nobody expects", -7.25, True, [[{}]], {"unexpected": [None]}]
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Gateway]:
+    """Answers are short, since most requests of a property test do not bound theirs."""
+    with Gateway(*serve_arguments("fake", "--context-length", "512")) as gateway:
+        yield gateway.ready()
+
+
+@pytest.fixture(scope="module")
+def description(gateway: Gateway) -> dict[str, Any]:
+    return httpx.get(f"{gateway.url}/openapi.json").raise_for_status().json()
+
+
+def operations(description: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], list[Any]]]:
+    """Path, body schema and examples of every operation that takes a body."""
+    for path, methods in description["paths"].items():
+        body = methods.get("post", {}).get("requestBody")
+        if body is not None:
+            content = body["content"]["application/json"]
+            yield path, content["schema"], [example["value"] for example in content["examples"].values()]
+
+
+def fields(description: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    """Every field of an object, those of its parts included."""
+    if "$ref" in schema:
+        name = schema["$ref"].removeprefix("#/components/schemas/")
+        return fields(description, description["components"]["schemas"][name])
+    found: dict[str, Any] = dict(schema.get("properties", {}))
+    for part in [*schema.get("allOf", []), *schema.get("oneOf", [])]:
+        found |= fields(description, part)
+    return found
+
+
+def test_every_example_is_answered(gateway: Gateway, description: dict[str, Any]) -> None:
+    for path, _, examples in operations(description):
+        for example in examples:
+            response = httpx.post(f"{gateway.url}{path}", json=example, timeout=60)
+            assert response.status_code == 200, f"{path} {example}: {response.text}"
+
+
+def test_every_field_is_read(gateway: Gateway, description: dict[str, Any]) -> None:
+    """A field that were ignored would not be missed, so each gets what its schema forbids and must be refused."""
+    for path, schema, examples in operations(description):
+        for name, field in fields(description, schema).items():
+            validator = Draft202012Validator({**field, "components": description["components"]})
+            forbidden = next(value for value in STRANGERS if not validator.is_valid(value))
+            bodies = [{**example, name: forbidden} for example in examples]
+            responses = [httpx.post(f"{gateway.url}{path}", json=body, timeout=60) for body in bodies]
+            refused = [response.json()["error"] for response in responses if response.status_code in (400, 501)]
+            assert refused, f"{path} takes {forbidden!r} as {name}"
+            assert any(name in error["message"] for error in refused), refused
+
+
+def property_tests(gateway: Gateway, folder: Path, *arguments: str) -> int:
+    """Runs Schemathesis and returns how many cases it tried; fails with its report when one of them went wrong."""
+    program = Path(sys.executable).with_name("schemathesis")
+    command = [str(program), "--config-file", str(CONFIG), "--no-color", "run", f"{gateway.url}/openapi.json"]
+    command += ["--exclude-checks", LEFT_OUT, "--suppress-health-check", "all"]
+    command += ["--request-timeout", "60", "--continue-on-failure", *arguments]
+    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout[-20_000:]
+    counted = re.search(r"(\d+) generated", done.stdout)
+    assert counted is not None, done.stdout
+    return int(counted[1])
+
+
+def test_some_requests_made_from_the_description(gateway: Gateway, tmp_path: Path) -> None:
+    num_cases = property_tests(gateway, tmp_path, "--phases", "examples,fuzzing", "--max-examples", "25", "--seed", "1")
+    assert num_cases > 200
+    assert gateway.metrics()["baleen_worker_used_kv_pages"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_twenty_thousand_requests_made_from_the_description(gateway: Gateway, tmp_path: Path) -> None:
+    num_cases = property_tests(
+        gateway, tmp_path, "--phases", "examples,coverage,fuzzing", "--max-examples", "2200", "--workers", "2"
+    )
+    print(f"{num_cases} requests")
+    assert num_cases >= 20_000
+    assert gateway.metrics()["baleen_worker_used_kv_pages"] == 0
