@@ -7,6 +7,7 @@ forward HTTP and nothing else: no tokenizer, no parser, no cache-aware routing.
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A router on PyPI. `command` starts it; {python}, {bin}, {port} and {upstream} are filled in."""
+    """A router on PyPI. `command` starts it; {python}, {bin}, the ports and {upstream} are filled in."""
 
     name: str
     requirement: str
@@ -42,16 +43,20 @@ class Peer:
             "python": str(place / "python"),
             "bin": str(place),
             "port": str(port),
+            "metrics_port": str(free_port()),
             "upstream": f"http://127.0.0.1:{upstream_port}",
         }
         return [word.format(**fields) for word in self.command]
 
 
-_COMMON = ("--host", "127.0.0.1", "--port", "{port}", "--worker-urls", "{upstream}", "--policy", "round_robin")
+_ADDRESSES = ("--host", "127.0.0.1", "--port", "{port}", "--prometheus-port", "{metrics_port}")
+# The cheapest policy each has, and no line of log a request.
+_COMMON = (*_ADDRESSES, "--worker-urls", "{upstream}", "--policy", "round_robin", "--max-concurrent-requests", "20000")
+_SGLANG = ("{python}", "-m", "sglang_router.launch_router")
 PEERS = (
-    Peer("smg", "smg==1.13.0", ("{bin}/smg", "launch", *_COMMON)),
-    Peer("sglang-router", "sglang-router==0.3.2", ("{python}", "-m", "sglang_router.launch_router", *_COMMON)),
-    Peer("vllm-router", "vllm-router==0.1.17", ("{bin}/vllm-router", *_COMMON)),
+    Peer("smg", "smg==1.13.0", ("{bin}/smg", "launch", *_COMMON, "--log-level", "warn")),
+    Peer("sglang-router", "sglang-router==0.3.2", (*_SGLANG, *_COMMON, "--log-level", "warn")),
+    Peer("vllm-router", "vllm-router==0.1.17", ("{bin}/vllm-router", *_COMMON, "--log-level", "warning")),
 )
 
 
@@ -62,3 +67,10 @@ def find_uv() -> str:
     if uv is None:
         raise RuntimeError("uv is not installed; `make setup` installs it")
     return uv
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

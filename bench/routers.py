@@ -19,9 +19,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from peers import PEERS
+from peers import PEERS, free_port
 from report import ROOT, Bar, Bars, write
-from rig import CpuTime, Mock, Router, allow_many_files, build_mock, free_port, put_load
+from rig import CpuTime, Mock, Router, allow_many_files, build_mock, put_load
 
 OURS = "baleen"
 # At most as much as the cheapest of the others; a cold long prompt has a limit of its own, since they tokenize nothing.
@@ -59,7 +59,7 @@ class Bench:
         """Command line of a router in front of a server."""
         if name == OURS:
             worker = ["--worker", f"127.0.0.1:{upstream_port}", "--max-concurrent-requests", "20000"]
-            return [str(self.gateway), "--port", str(port), *worker, "--log-level", "error", *more]
+            return [str(self.gateway), "--port", str(port), *worker, "--log-level", "warn", *more]
         peer = next(peer for peer in PEERS if peer.name == name)
         return peer.arguments(self.peers_folder, port, upstream_port)
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -56,6 +57,7 @@ impl ServeError {
 pub async fn run(args: ServeArgs) -> Result<(), ServeError> {
     let started = Instant::now();
     telemetry::init_logging(args.flags.log_level, args.flags.log_format);
+    raise_file_limit();
     let config = Config::new(args, &Surroundings::of_this_process()).await?;
     let address = config.listen;
     let listener = TcpListener::bind(address).await.map_err(|source| ServeError::Listen { address, source })?;
@@ -88,6 +90,15 @@ pub async fn run(args: ServeArgs) -> Result<(), ServeError> {
     }
     server.stop().await;
     ended
+}
+
+/// Every connection is an open file, and the limit that a shell starts with is far below what the machine allows.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        warn!(%error, limit = ?limit.current, "the limit on open files, and so on connections, cannot be raised");
+    }
 }
 
 /// The running parts of a gateway. Tests drive it without signals and without a terminal.
