@@ -1,4 +1,5 @@
-"""Turns a step plan into the tensors of one forward pass. Owns the page tables on the device.
+"""Turns a step plan into the tensors of one forward pass. Owns what the device remembers of each slot: its page table
+and the token it sampled last.
 
 Legend: S request slots, P pages of the longest request, T tokens of the step.
 """
@@ -50,6 +51,27 @@ class PageTables:
         self.tensor[slots, places] = pages
 
 
+class LastTokens:
+    """[S] int64 on the device: the token that each slot sampled last, so that the next step need not wait for it."""
+
+    def __init__(self, num_slots: int, *, device: torch.device) -> None:
+        self._tensor = torch.zeros(num_slots, dtype=torch.int64, device=device)
+
+    def keep(self, rows: Sequence[PlannedRow], token_ids: Tensor) -> None:
+        """token_ids [N]: one sampled token for each of N rows."""
+        slots = torch.tensor([row.slot for row in rows], device=self._tensor.device)
+        self._tensor[slots] = token_ids
+
+    def fill(self, rows: Sequence[PlannedRow], starts: Sequence[int], input_ids: Tensor) -> None:
+        """Puts the tokens of rows that take theirs from here into input_ids [T], where those rows start."""
+        taking = [index for index, row in enumerate(rows) if row.from_device]
+        if not taking:
+            return
+        entries = np.array([[starts[index] for index in taking], [rows[index].slot for index in taking]])
+        places, slots = torch.from_numpy(entries).to(self._tensor.device)
+        input_ids[places] = self._tensor[slots]
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One forward pass. input_ids: [T] int64. starts: where each planned row begins among the T tokens."""
@@ -59,23 +81,24 @@ class Batch:
     starts: Sequence[int]
 
 
-def make_batch(rows: Sequence[PlannedRow], tables: PageTables, page_size: int) -> Batch:
+def make_batch(rows: Sequence[PlannedRow], tables: PageTables, last_tokens: LastTokens, page_size: int) -> Batch:
     """The batch of all rows, in their order. Their new pages are already in the tables."""
     device = tables.tensor.device
-    counts = [len(row.token_ids) for row in rows]
+    counts = [row.num_tokens for row in rows]
     starts = [0, *accumulate(counts)]
     host = np.empty((3, starts[-1]), dtype=np.int64)
-    host[0] = [token_id for row in rows for token_id in row.token_ids]
+    host[0] = [token_id for row in rows for token_id in row.token_ids or (0,)]
     host[1] = _ranges([row.start for row in rows], counts)
     host[2] = np.repeat([row.slot for row in rows], counts)
     input_ids, positions, slots = torch.from_numpy(host).to(device)
+    last_tokens.fill(rows, starts, input_ids)
     kv_slots = tables.tensor[slots, positions // page_size] * page_size + positions % page_size
     forward_rows = [_forward_row(row, start, tables, page_size) for row, start in zip(rows, starts[:-1], strict=True)]
     return Batch(input_ids, ForwardContext(positions, kv_slots, forward_rows, page_size), starts)
 
 
 def _forward_row(row: PlannedRow, start: int, tables: PageTables, page_size: int) -> ForwardRow:
-    num_tokens = len(row.token_ids)
+    num_tokens = row.num_tokens
     context_len = row.start + num_tokens
     return ForwardRow(
         start=start,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from baleen_worker import launch_flags, logit_processors
+from baleen_worker.waiting import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +25,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 RUNNERS = ("model", "fake")
+SCHEDULE_POLICIES = tuple(policy.value for policy in Policy)
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "fp8_e4m3")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -49,6 +51,7 @@ class WorkerConfig:
     `chunked_prefill_size` is the token budget of one step, decodes included; -1 computes any prompt in one step.
     `context_length` only lowers the model's own. `model_overrides` is a JSON object of keys of config.json, or "".
     `logit_processors`: name and "module:attribute" of each plugin that requests may name.
+    `radix_cache_max_tokens` bounds what the prefix cache keeps beyond running requests; without it, the pages do.
     """
 
     model_dir: Path
@@ -64,6 +67,11 @@ class WorkerConfig:
     context_length: int | None = None
     logit_processors: tuple[tuple[str, str], ...] = ()
     page_size: int = PAGE_SIZE_TOKENS
+    disable_radix_cache: bool = False
+    radix_cache_max_tokens: int | None = None
+    schedule_policy: str = "fcfs"
+    schedule_conservativeness: float = 1.0
+    priority_scheduling_preemption_threshold: int = 10
     seed: int = 0
     model_overrides: str = ""
     runner: str = "model"
@@ -105,6 +113,11 @@ def parse(arguments: Sequence[str]) -> LaunchConfig:
         chunked_prefill_size=values["chunked_prefill_size"],
         context_length=values["context_length"],
         logit_processors=_logit_processors(values),
+        disable_radix_cache=values["disable_radix_cache"],
+        radix_cache_max_tokens=values["radix_cache_max_tokens"],
+        schedule_policy=values["schedule_policy"],
+        schedule_conservativeness=values["schedule_conservativeness"],
+        priority_scheduling_preemption_threshold=values["priority_scheduling_preemption_threshold"],
         seed=values["seed"],
         model_overrides=values["json_model_override_args"] or "",
         runner=values["runner"],
@@ -174,6 +187,33 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TOKENS",
         help="token budget of one step, decodes included; a multiple of 64, or -1 for whole prompts (default 2048)",
     )
+    add("--disable-radix-cache", action="store_true", help="no request reuses what was computed for another")
+    add(
+        "--radix-cache-max-tokens",
+        type=_integer(0),
+        metavar="TOKENS",
+        help="tokens that the prefix cache keeps beyond running requests (default: all that fit)",
+    )
+    add(
+        "--schedule-policy",
+        choices=SCHEDULE_POLICIES,
+        default="fcfs",
+        help="order of waiting requests of one priority and cache salt; lpm: longest cached prefix first",
+    )
+    add(
+        "--schedule-conservativeness",
+        type=_number(0.0, 10.0),
+        default=1.0,
+        metavar="FACTOR",
+        help="scales the growth that admission expects of running requests; more of it, fewer preemptions",
+    )
+    add(
+        "--priority-scheduling-preemption-threshold",
+        type=_integer(0),
+        default=10,
+        metavar="DIFFERENCE",
+        help="a request takes the place of a running one whose priority is lower by more than this (default 10)",
+    )
 
     add = parser.add_argument_group("sampling").add_argument
     add(
@@ -188,7 +228,11 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("tests and measurements").add_argument
     add("--runner", choices=RUNNERS, default="model", help="fake: checked deterministic tokens, no model")
     add(
-        "--fake-step-ms", type=_milliseconds, default=0.0, metavar="MS", help="how long a step of the fake runner takes"
+        "--fake-step-ms",
+        type=_number(0.0, 60_000.0),
+        default=0.0,
+        metavar="MS",
+        help="how long a step of the fake runner takes",
     )
     add("--fake-poison-token-id", type=_integer(0), metavar="ID", help="the fake runner raises at this prompt token")
     add("--fake-script", type=Path, metavar="FILE", help="answers for the fake runner to replay (JSON lines)")
@@ -265,14 +309,17 @@ def _fraction(text: str) -> float:
     return value
 
 
-def _milliseconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    if not 0.0 <= value <= 60_000:
-        raise argparse.ArgumentTypeError(f"{text} is out of range: it must be from 0 to 60000")
-    return value
+def _number(minimum: float, maximum: float) -> Any:
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not minimum <= value <= maximum:
+            raise argparse.ArgumentTypeError(f"{text} is out of range: it must be from {minimum:g} to {maximum:g}")
+        return value
+
+    return convert
 
 
 def _chunked_prefill_size(text: str) -> int:

@@ -90,7 +90,7 @@ class Engine:
         if not scheduler.idle:
             assert plan is not None, "requests are live but no step can be planned"
         elif not was_idle:
-            scheduler.check()
+            scheduler.check_idle()
         return plan is not None
 
     def _apply(self, command: Command, outputs: list[Output]) -> None:
@@ -104,8 +104,7 @@ class Engine:
             case AbortStream(stream):
                 scheduler.abort_stream(stream)  # nobody is left to be told
             case Flush(ticket):
-                # No page outlives its request, so an idle rank has nothing to drop.
-                self._outbox.publish(Flushed(ticket, 0 if scheduler.idle else None))
+                self._outbox.publish(Flushed(ticket, scheduler.flush()))
 
     def _execute(self, plan: StepPlan) -> StepOutput:
         try:

@@ -2,14 +2,18 @@
 
 Its language model is a hash: the state after a token is `mix(state before, token)`, and output i is a hash of the
 state after the last token fed and of i. A token that is lost, doubled or foreign therefore changes all that follow,
-and `expected_tokens` says what must come out. The states live in pages, each tagged with its owner and its place in
-the owner's table, and a row reads its last state from there, as attention would. So a page that is foreign, stale,
+and `expected_tokens` says what must come out. The states live in pages, each tagged with its place and with those in
+whose tables it is, and a row reads its last state from there, as attention would. So a page that is foreign, stale,
 granted twice, given back too early or never written is found when it is used, and the row fails with a sentence that
 says which it was.
 
+Pages that a slot starts from, because an earlier request has computed the same tokens, must be full, in their place,
+and each begin with the very state that the one before it ends with. A chain of pages that is sound but spells another
+prompt gives other tokens.
+
 A step costs O(tokens fed): one page of a row's table is checked again in turn at each step, all of them at the end of
 its prompt and at its last token. That a page was granted to somebody else is known at once, whatever its place: the
-grant marks the former owner.
+grant marks the former owners.
 """
 
 from __future__ import annotations
@@ -17,18 +21,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from baleen_worker.fake_pages import PAGE_SIZE, START_STATE, FakePages, Owner, ViolationError
 from baleen_worker.step import BuiltRunner, PlannedRow, StepOutput, StepPlan, TokenLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from baleen_worker.fake_script import FakeScript
-    from baleen_worker.request import SamplingParams
-
-PAGE_SIZE = 64
 
 _MASK = (1 << 64) - 1
-_START = 0x9E3779B97F4A7C15
 _DEFAULT_CAPACITY_TOKENS = 1 << 20
 
 
@@ -37,7 +38,7 @@ def expected_tokens(
 ) -> list[int]:
     """What the fake runner answers to a prompt, `num_tokens` long. `avoid_ids` (the model's end ids) never occur."""
     avoid = frozenset(avoid_ids)
-    state = _START
+    state = START_STATE
     for token_id in prompt_ids:
         state = _mix(state, token_id)
     output: list[int] = []
@@ -50,7 +51,7 @@ def expected_tokens(
 
 def expected_logprob(context_ids: Sequence[int], token_id: int) -> float:
     """The log-probability that the fake runner states for `token_id` after `context_ids`."""
-    state = _START
+    state = START_STATE
     for context_id in context_ids:
         state = _mix(state, context_id)
     return _logprob(state, token_id)
@@ -114,23 +115,26 @@ class FakeRunner:
         self._poison_token_id = poison_token_id
         self._poison_in_collect = poison_in_collect
         self._script = script
-        self._pages: list[_Page] = [_Page() for _ in range(num_pages)]
-        self._owners: dict[int, _Owner] = {}
+        self._pages = FakePages(num_pages)
+
+    def poison(self, pages: Sequence[int]) -> None:
+        """The pages are free: nobody may read them any more. For `PagePool`'s `on_free`."""
+        self._pages.poison(pages)
 
     def launch(self, plan: StepPlan) -> _FakeStep:
         """Binds slots and pages now, as a device's tables would be; tokens are computed by `collect`."""
         for admission in plan.admissions:
-            self._owners[admission.slot] = _Owner(admission.sampling)
-        bound: list[tuple[_Owner | None, str | None]] = []
+            self._pages.admit(admission.slot, admission.sampling)
+        bound: list[tuple[Owner | None, str | None]] = []
         for row in plan.rows:
-            owner = self._owners.get(row.slot)
-            problem = "its slot was never granted" if owner is None else self._bind(owner, row)
+            owner = self._pages.owner_of(row.slot)
+            problem = "its slot was never granted" if owner is None else self._pages.bind(owner, row)
             bound.append((owner, problem))
             if not self._poison_in_collect:
                 self._raise_if_poisoned(row)
         return _FakeStep(self, plan, bound, time.monotonic() + self._step_s)
 
-    def execute(self, plan: StepPlan, bound: Sequence[tuple[_Owner | None, str | None]], ready_s: float) -> StepOutput:
+    def execute(self, plan: StepPlan, bound: Sequence[tuple[Owner | None, str | None]], ready_s: float) -> StepOutput:
         """Computes a launched step, at the earliest at `ready_s` of the monotonic clock."""
         output = StepOutput(plan.step, [])
         for index, (row, (owner, problem)) in enumerate(zip(plan.rows, bound, strict=True)):
@@ -139,9 +143,9 @@ class FakeRunner:
             token_ids: list[int] = []
             try:
                 if owner is None or problem is not None:
-                    raise _ViolationError(problem)
+                    raise ViolationError(problem)
                 token_ids = self._compute(owner, row, output, index)
-            except _ViolationError as violation:
+            except ViolationError as violation:
                 output.errors[index] = f"slot {row.slot}, position {row.start}: {violation}"
             output.token_ids.append(token_ids)
         if self._step_s:
@@ -152,38 +156,16 @@ class FakeRunner:
         if self._poison_token_id is not None and row.output_index == 0 and self._poison_token_id in row.token_ids:
             raise RuntimeError(f"the fake runner was fed its poison, token {self._poison_token_id}")
 
-    def _bind(self, owner: _Owner, row: PlannedRow) -> str | None:
-        """Extends the owner's page table; returns what is wrong with the grant."""
-        if row.first_new_page > len(owner.table):
-            return f"its table has {len(owner.table)} pages and is extended from {row.first_new_page}"
-        for place, number in enumerate(row.new_pages, row.first_new_page):
-            if not 0 < number < len(self._pages):
-                return f"page {number} is the sink or does not exist"
-            if place < len(owner.table):
-                if owner.table[place] != number:  # only a repeated row may name pages again, and the same ones
-                    return f"page {owner.table[place]} of its table is replaced by {number}"
-                continue
-            page = self._pages[number]
-            if page.owner is owner:
-                return f"page {number} is granted to it twice"
-            if page.owner is not None:
-                page.owner.lost_page = number
-            page.owner = owner
-            page.place = place
-            page.states = []
-            page.token_ids = []
-            owner.table.append(number)
-        return None
-
-    def _compute(self, owner: _Owner, row: PlannedRow, output: StepOutput, index: int) -> list[int]:
-        start, token_ids = row.start, row.token_ids
-        self._check_row(owner, row)
-        state = _START if start == 0 else self._state_at(owner, start - 1)
+    def _compute(self, owner: Owner, row: PlannedRow, output: StepOutput, index: int) -> list[int]:
+        start = row.start
+        token_ids = self._check_row(owner, row)
+        state = START_STATE if start == 0 else self._pages.state_at(owner, start - 1)
+        before = state
         states = [state := _mix(state, token_id) for token_id in token_ids]
-        self._write(owner, start, states)
+        self._pages.write(owner, start, before, states)
         if self._script is not None:
-            self._write_ids(owner, start, token_ids)
-        owner.last_start, owner.next_start = start, start + len(token_ids)
+            self._pages.write_ids(owner, start, token_ids)
+        end = owner.computed(start, len(token_ids))
 
         if row.score_token_ids:
             scored = zip(row.score_token_ids, states, strict=False)
@@ -191,75 +173,51 @@ class FakeRunner:
             output.prompt_logprobs[index] = self._describe(scored, num_top)
         if not row.sample:
             return []
+        if owner.num_prompt is None:
+            owner.num_prompt = end - row.output_index
+            if self._script is not None:
+                owner.answer = self._script.answer_to(self._pages.ids(owner, owner.num_prompt))
         is_last = row.output_index + 1 == owner.sampling.max_tokens
         if is_last or row.output_index == 0:
-            for place in range(len(owner.table)):
-                self._check_page(owner, place, start + len(token_ids))
-        if self._script is not None and row.output_index == 0:
-            owner.answer = self._script.answer_to(self._prompt_ids(owner, start + len(token_ids)))
-        token_id = self._sample(owner, state, row.output_index)
-        owner.sampled = (owner.next_start, token_id)
-        owner.num_sampled = row.output_index + 1
+            for place in range(-(-end // PAGE_SIZE)):
+                self._pages.check_page(owner, place, end)
+        token_id = self._sample(owner, state, row)
+        owner.sampled[end] = token_id
         if owner.sampling.logprobs is not None:
             output.logprobs[index] = self._describe([(token_id, state)], owner.sampling.logprobs)
         return [token_id]
 
-    def _check_row(self, owner: _Owner, row: PlannedRow) -> None:
-        """A row continues where the last one ended, with the token that was sampled; or it repeats the last one."""
-        if owner.lost_page is not None:
-            raise _ViolationError(f"its page {owner.lost_page} was granted to another request")
-        start = row.start
-        repeats = start == owner.last_start
-        if start != owner.next_start and not repeats:
-            raise _ViolationError(f"position {owner.next_start} was due")
-        if start + len(row.token_ids) > len(owner.table) * PAGE_SIZE:
-            raise _ViolationError(f"its {len(owner.table)} pages do not hold the row")
-        if owner.sampled is not None and owner.sampled[0] == start and row.token_ids[0] != owner.sampled[1]:
-            raise _ViolationError(f"token {row.token_ids[0]} was fed where {owner.sampled[1]} was sampled")
-        if row.sample and owner.num_sampled is not None and row.output_index != owner.num_sampled - repeats:
-            raise _ViolationError(f"output {row.output_index} is asked for where {owner.num_sampled} is due")
+    def _check_row(self, owner: Owner, row: PlannedRow) -> Sequence[int]:
+        """The row's tokens. It goes on where the last one ended, with the token sampled; or repeats a recent one."""
+        if owner.lost is not None:
+            raise ViolationError(owner.lost)
+        start, token_ids = row.start, row.token_ids
+        if start != owner.next_start and start not in owner.recent_starts:
+            raise ViolationError(f"position {owner.next_start} was due")
+        sampled = owner.sampled.get(start)
+        if row.from_device:
+            if sampled is None or token_ids:
+                raise ViolationError("it takes a token from the device that was not sampled")
+            token_ids = (sampled,)
+        if start + len(token_ids) > len(owner.table) * PAGE_SIZE:
+            raise ViolationError(f"its {len(owner.table)} pages do not hold the row")
+        if sampled is not None and token_ids[0] != sampled:
+            raise ViolationError(f"token {token_ids[0]} was fed where {sampled} was sampled")
+        if row.sample and owner.num_prompt is not None:
+            due = start + len(token_ids) - owner.num_prompt
+            if row.output_index != due:
+                raise ViolationError(f"output {row.output_index} is asked for where {due} is due")
         if start > 0:
-            owner.next_check = (owner.next_check + 1) % len(owner.table)
-            self._check_page(owner, owner.next_check, start)
+            owner.next_check = (owner.next_check + 1) % -(-start // PAGE_SIZE)
+            self._pages.check_page(owner, owner.next_check, start)
+        return token_ids
 
-    def _check_page(self, owner: _Owner, place: int, num_computed: int) -> None:
-        """The page at `place` is the owner's, and holds the positions below `num_computed` that fall into it."""
-        page = self._pages[owner.table[place]]
-        if page.owner is not owner or page.place != place:
-            raise _ViolationError(f"page {owner.table[place]} is not its page {place}")
-        if len(page.states) < min(num_computed - place * PAGE_SIZE, PAGE_SIZE):
-            raise _ViolationError(f"page {owner.table[place]} lacks positions that were computed")
-
-    def _state_at(self, owner: _Owner, position: int) -> int:
-        place, offset = divmod(position, PAGE_SIZE)
-        self._check_page(owner, place, position + 1)
-        return self._pages[owner.table[place]].states[offset]
-
-    def _write(self, owner: _Owner, start: int, states: list[int]) -> None:
-        written = 0
-        while written < len(states):
-            place, offset = divmod(start + written, PAGE_SIZE)
-            self._check_page(owner, place, start + written)
-            count = min(PAGE_SIZE - offset, len(states) - written)
-            self._pages[owner.table[place]].states[offset:] = states[written : written + count]
-            written += count
-
-    def _write_ids(self, owner: _Owner, start: int, token_ids: Iterable[int]) -> None:
-        """What a script is matched against: pages keep ids too, so that a prompt is known however it came into them."""
-        for position, token_id in enumerate(token_ids, start):
-            place, offset = divmod(position, PAGE_SIZE)
-            self._pages[owner.table[place]].token_ids[offset:] = [token_id]
-
-    def _prompt_ids(self, owner: _Owner, num_tokens: int) -> list[int]:
-        held = [token_id for number in owner.table for token_id in self._pages[number].token_ids]
-        return held[:num_tokens]
-
-    def _sample(self, owner: _Owner, state: int, output_index: int) -> int:
-        if owner.answer is not None and output_index < len(owner.answer):
-            return owner.answer[output_index]
-        if self._eos_after is not None and output_index >= self._eos_after[0]:
+    def _sample(self, owner: Owner, state: int, row: PlannedRow) -> int:
+        if owner.answer is not None and row.output_index < len(owner.answer):
+            return owner.answer[row.output_index]
+        if self._eos_after is not None and row.output_index >= self._eos_after[0]:
             return self._eos_after[1]
-        return _choose(state, output_index, self._vocab_size, self._avoid_ids)
+        return _choose(state, row.output_index, self._vocab_size, self._avoid_ids)
 
     def _describe(self, scored: Iterable[tuple[int, int]], num_top: int) -> TokenLogprobs:
         logprobs = TokenLogprobs()
@@ -278,7 +236,7 @@ class _FakeStep:
         self,
         runner: FakeRunner,
         plan: StepPlan,
-        bound: Sequence[tuple[_Owner | None, str | None]],
+        bound: Sequence[tuple[Owner | None, str | None]],
         ready_s: float,
     ) -> None:
         self._runner = runner
@@ -288,49 +246,6 @@ class _FakeStep:
 
     def collect(self) -> StepOutput:
         return self._runner.execute(self._plan, self._bound, self._ready_s)
-
-
-class _ViolationError(Exception):
-    """A row's tokens or pages are not what they must be."""
-
-
-class _Owner:
-    """One stay of a request in a slot: the generation that pages are tagged with."""
-
-    __slots__ = (
-        "answer",
-        "last_start",
-        "lost_page",
-        "next_check",
-        "next_start",
-        "num_sampled",
-        "sampled",
-        "sampling",
-        "table",
-    )
-
-    def __init__(self, sampling: SamplingParams) -> None:
-        self.sampling = sampling
-        self.table: list[int] = []
-        self.next_start = 0
-        self.last_start = -1
-        self.next_check = 0
-        self.num_sampled: int | None = None
-        self.sampled: tuple[int, int] | None = None
-        self.lost_page: int | None = None
-        self.answer: tuple[int, ...] | None = None
-
-
-class _Page:
-    """`states[o]` is the hash state after the token at offset o; the tag says whose page it is, and which."""
-
-    __slots__ = ("owner", "place", "states", "token_ids")
-
-    def __init__(self) -> None:
-        self.owner: _Owner | None = None
-        self.place = -1
-        self.states: list[int] = []
-        self.token_ids: list[int] = []
 
 
 def _mix(state: int, token_id: int) -> int:

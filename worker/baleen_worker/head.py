@@ -140,7 +140,7 @@ class _Head:
     def _became_ready(self, ready: Ready) -> None:
         config = self._config
         pages = ready.capacity_pages
-        # A request is admitted with all the pages it may need, so a context that the pool cannot hold does not exist.
+        # A request must fit when it runs alone, so a context that the pool cannot hold does not exist.
         assert config.worker.context_length is not None, "the configuration was not fitted to the model"
         context_length = min(config.worker.context_length, pages * config.worker.page_size)
         self._state.model = ModelFacts(

@@ -65,10 +65,12 @@ LAUNCH_FLAGS: tuple[LaunchFlag, ...] = (
     # Already true of this worker, or without effect on it.
     _switch("--trust-remote-code", "no effect: code in a model folder is never run"),
     _switch("--disable-cuda-graph", "already so: steps run without CUDA graphs"),
-    _switch("--disable-radix-cache", "already so: no request reuses another's pages"),
     _switch("--disable-overlap-schedule", "already so: a step is collected before the next is planned"),
     _switch("--enable-mixed-chunk", "already so: prefill chunks and decodes share a step"),
-    _switch("--enable-priority-scheduling", "already so: a higher priority is served first"),
+    _switch(
+        "--enable-priority-scheduling",
+        "already so: a higher priority is served first; see --priority-scheduling-preemption-threshold",
+    ),
     _switch("--disable-custom-all-reduce", "no effect: one rank reduces nothing"),
     _switch("--skip-server-warmup", "no effect: there is no warm-up request"),
     _switch("--enable-metrics", "already so: the gateway serves /metrics; see --metrics-port for the worker's own"),
@@ -90,7 +92,6 @@ LAUNCH_FLAGS: tuple[LaunchFlag, ...] = (
     LaunchFlag(("--fp8-gemm-backend",), _TORCH_KERNELS, accepts=("torch", "auto")),
     LaunchFlag(("--sampling-backend",), "sampling is PyTorch's: use pytorch", accepts=("pytorch",)),
     LaunchFlag(("--page-size",), "pages hold 64 tokens", accepts=("64",)),
-    LaunchFlag(("--schedule-policy",), "requests are served first come, first served, by priority", accepts=("fcfs",)),
     LaunchFlag(("--stream-interval",), "every step is streamed", accepts=("1",)),
     LaunchFlag(("--load-balance-method",), "one rank has nothing to balance", accepts=("auto", "round_robin")),
     LaunchFlag(("--node-rank",), _ONE_RANK, accepts=("0",)),
@@ -107,7 +108,7 @@ LAUNCH_FLAGS: tuple[LaunchFlag, ...] = (
     LaunchFlag(("--moe-a2a-backend",), "one rank exchanges no experts", accepts=("none",)),
     LaunchFlag(("--deepep-mode",), "one rank exchanges no experts", accepts=("auto",)),
     LaunchFlag(("--disaggregation-mode",), _DISAGGREGATION, accepts=("null",)),
-    LaunchFlag(("--radix-eviction-policy",), "there is no cache to evict from: leave it out"),
+    LaunchFlag(("--radix-eviction-policy",), "cached pages go least recently used first: use lru", accepts=("lru",)),
     # Not built.
     _no_switch("--enable-dp-attention", _ONE_RANK),
     _no_switch("--enable-dp-lm-head", _ONE_RANK),
@@ -154,9 +155,7 @@ LAUNCH_FLAGS: tuple[LaunchFlag, ...] = (
     _no_switch("--enable-lora", _LORA),
     *_refuse(_LORA, "--lora-paths", "--lora-backend"),
     *_refuse("a checkpoint's own quantization is read from its config.json: leave it out", "--quantization"),
-    *_refuse("admission reserves all that a request may need: leave it out", "--schedule-conservativeness"),
-    *_refuse("requests are never preempted: leave it out", "--priority-scheduling-preemption-threshold"),
-    *_refuse("requests are never retracted: leave it out", "--retraction-policy"),
+    LaunchFlag(("--retraction-policy",), "the shortest output makes way: use length", accepts=("length",)),
     *_refuse("a step's budget is --chunked-prefill-size: use that", "--max-prefill-tokens"),
     *_refuse("a dead rank is noticed by its process, not by a timer: leave it out", "--watchdog-timeout"),
     *_refuse(

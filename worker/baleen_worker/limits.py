@@ -121,6 +121,8 @@ def to_request(submit: pb.Submit, stream: int, model: ModelFacts) -> Request:
         attempt=submit.attempt,
         priority=submit.priority,
         deadline_ms=submit.deadline_ms if submit.HasField("deadline_ms") else None,
+        cache_salt=submit.cache_salt,
+        group_id=submit.sample_group.group_id if submit.sample_group.size > 1 else b"",
     )
 
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 _GAUGES = {
     "running_requests": "Requests that hold a slot.",
     "waiting_requests": "Requests in the queue.",
-    "used_pages": "KV pages held by requests or caches.",
+    "used_pages": "KV pages held by requests.",
+    "cached_pages": "KV pages that only the prefix cache holds.",
     "total_pages": "KV pages that requests can hold.",
     "waiting_prompt_tokens": "Prompt tokens not yet computed.",
 }
@@ -29,6 +30,8 @@ _COUNTERS = {
     "steps": "Engine steps.",
     "generated_tokens": "Tokens generated.",
     "prompt_tokens": "Prompt tokens computed.",
+    "cached_tokens": "Prompt tokens found in the prefix cache.",
+    "preemptions": "Requests that made way for others and were computed again.",
 }
 
 

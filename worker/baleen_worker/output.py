@@ -47,3 +47,6 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     steps: int = 0
     generated_tokens: int = 0
     prompt_tokens: int = 0
+    cached_pages: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0

@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from baleen_worker.cache.pages import PagePool
+from baleen_worker.cache.prefix import PrefixCache
 from baleen_worker.config import WorkerConfig
 from baleen_worker.engine import Engine, Inbox, Outbox
 from baleen_worker.fake_runner import build_fake_runner
 from baleen_worker.fake_script import FakeScript
 from baleen_worker.messages import Fatal, Loading, Ready
 from baleen_worker.scheduler import Scheduler, SchedulerLimits
+from baleen_worker.waiting import Policy
 from baleen_worker.wire import RankEnd
 
 if TYPE_CHECKING:
@@ -96,15 +98,7 @@ def start_engine(assignment: Assignment, end: End) -> Engine:
     config = assignment.worker
     started_s = time.monotonic()
     built = _build(assignment, end)
-    scheduler = Scheduler(
-        SchedulerLimits(
-            max_running_requests=config.max_running_requests,
-            max_step_tokens=config.chunked_prefill_size,
-            max_queued_requests=config.max_queued_requests,
-            page_size=config.page_size,
-        ),
-        PagePool(built.num_pages),
-    )
+    scheduler = _scheduler(config, built)
     # Nothing built so far will ever be garbage: collections need not look at it again.
     gc.collect()
     gc.freeze()
@@ -120,6 +114,24 @@ def start_engine(assignment: Assignment, end: End) -> Engine:
         )
     )
     return Engine(scheduler, built.runner, end, end)
+
+
+def _scheduler(config: WorkerConfig, built: BuiltRunner) -> Scheduler:
+    limits = SchedulerLimits(
+        max_running_requests=config.max_running_requests,
+        max_step_tokens=config.chunked_prefill_size,
+        max_queued_requests=config.max_queued_requests,
+        page_size=config.page_size,
+        policy=Policy(config.schedule_policy),
+        conservativeness=config.schedule_conservativeness,
+        preemption_threshold=config.priority_scheduling_preemption_threshold,
+    )
+    pages = PagePool(built.num_pages)
+    if config.disable_radix_cache:
+        return Scheduler(limits, pages)
+    max_tokens = config.radix_cache_max_tokens
+    max_idle_pages = None if max_tokens is None else max_tokens // config.page_size
+    return Scheduler(limits, pages, PrefixCache(pages, max_idle_pages=max_idle_pages))
 
 
 def _build(assignment: Assignment, end: End) -> BuiltRunner:

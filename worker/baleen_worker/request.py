@@ -100,7 +100,11 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """One prompt to be continued once. `request_id` and `attempt` identify it across processes, for logs and leases."""
+    """One prompt to be continued once. `request_id` and `attempt` identify it across processes, for logs and leases.
+
+    Requests share cached pages only under equal `cache_salt`. Samples of one prompt have the same `group_id`, which is
+    empty for a request that is alone.
+    """
 
     id: RequestId
     prompt_token_ids: list[int]
@@ -110,3 +114,5 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     priority: int = 0
     deadline_ms: int | None = None
     constraint: Constraint | None = None
+    cache_salt: str = ""
+    group_id: bytes = b""

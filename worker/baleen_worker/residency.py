@@ -1,85 +1,181 @@
-"""Who may run: slots, and pages reserved for as far as a request may ever grow. Owned by the scheduler.
+"""Who holds what: slots, pages of its own, and a place in the prefix cache. Owned by the scheduler.
 
-A sequence enters with its whole reservation and takes pages out of it as it grows, so growing never fails. It leaves
-with everything at once.
+A sequence enters with pages for all the tokens it has, those found in the cache among them, takes one more whenever it
+outgrows them, and leaves with everything at once. Pages that it has filled become the cache's while it runs, so that
+others find them; what it computed outlives it there until the room is needed.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
+from baleen_worker.cache.prefix import page_keys
 from baleen_worker.sequence import Sequence, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from baleen_worker.cache.pages import PagePool
+    from baleen_worker.cache.prefix import PrefixCache, PrefixNode
+
+_KEY_BYTES_PER_TOKEN = 4
 
 
 class Residency:
-    """Slots below `max_running_requests` and the reservations on one pool of pages."""
+    """Slots below `max_running_requests`, one pool of pages, and its cache, if there is one."""
 
-    def __init__(self, max_running_requests: int, page_size: int, pages: PagePool) -> None:
+    def __init__(self, max_running_requests: int, page_size: int, pages: PagePool, cache: PrefixCache | None) -> None:
         self._num_slots = max_running_requests
         self._page_size = page_size
         self._pages = pages
+        self._cache = cache
         self._free_slots = list(range(max_running_requests - 1, -1, -1))
         self._leaving: set[Sequence] = set()
-        self._num_reserved_pages = 0
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold so many tokens."""
         return -(-num_tokens // self._page_size)
 
     @property
-    def num_free_slots(self) -> int:
-        """Slots that no sequence holds."""
-        return len(self._free_slots)
+    def has_free_slot(self) -> bool:
+        """Whether a slot is free."""
+        return bool(self._free_slots)
 
-    def has_room(self, sequence: Sequence) -> bool:
-        """Whether a slot is free and the whole reservation fits beside the others."""
-        room = self._pages.capacity - self._num_reserved_pages
-        return bool(self._free_slots) and sequence.reserved_pages <= room
+    @property
+    def num_available(self) -> int:
+        """Pages that can be had now: free ones, and those the cache keeps for nobody in particular."""
+        return self._pages.num_free + (0 if self._cache is None else self._cache.num_idle)
 
-    def enter(self, sequence: Sequence) -> None:
-        """Grants a slot and the reservation; there must be room."""
-        assert self.has_room(sequence), "a sequence enters without room"
-        self._num_reserved_pages += sequence.reserved_pages
+    @property
+    def any_leaving(self) -> bool:
+        """Whether slots and pages come back when the steps in flight land."""
+        return bool(self._leaving)
+
+    # --- entering and growing -------------------------------------------------------------------------------------
+
+    def find(self, sequence: Sequence) -> list[PrefixNode]:
+        """Cached pages the sequence could start from. Its last token is always computed: its logits are needed.
+
+        Log-probabilities of the prompt need the logits of all its tokens, so those that are still to be told are
+        computed as well.
+        """
+        cache, request = self._cache, sequence.request
+        if cache is None:
+            return []
+        num_tokens = len(sequence.token_ids) - 1
+        if request.sampling.prompt_logprobs is not None and sequence.num_scored < sequence.num_prompt - 1:
+            num_tokens = min(num_tokens, sequence.num_scored)
+        max_pages = num_tokens // self._page_size
+        if max_pages == 0:
+            return []
+        if len(sequence.keys) != len(sequence.token_ids) * _KEY_BYTES_PER_TOKEN:
+            sequence.keys = page_keys(sequence.token_ids)
+        return cache.find(sequence.salt, sequence.keys, max_pages)
+
+    def num_new_pages(self, sequence: Sequence, path: list[PrefixNode]) -> int:
+        """Pages that can be had now and that entering with a cached prefix would take."""
+        idle = 0 if self._cache is None else self._cache.num_idle_in(path)
+        return self.pages_for(len(sequence.token_ids)) - len(path) + idle
+
+    def enter(self, sequence: Sequence, path: list[PrefixNode]) -> None:
+        """Grants a slot and pages for all tokens; there must be room. The cached ones need not be computed."""
         sequence.slot = self._free_slots.pop()
         sequence.state = State.RUNNING
+        cache = self._cache
+        if cache is not None:
+            sequence.node = path[-1] if path else cache.root(sequence.salt)
+            cache.hold(sequence.node)
+            sequence.num_attached = len(path)
+            sequence.num_planned = len(path) * self._page_size
+        sequence.pages = [node.page for node in path]
+        sequence.pages += self._take(self.pages_for(len(sequence.token_ids)) - len(path))
 
-    def grow(self, sequence: Sequence, num_tokens: int) -> list[int]:
-        """Pages that the sequence lacks to hold `num_tokens`; they are appended to it and returned."""
-        new_pages = self._pages.alloc(self.pages_for(num_tokens) - len(sequence.pages))
-        sequence.pages += new_pages
-        return new_pages
+    def grow(self, sequence: Sequence) -> bool:
+        """Grants one more page, if one can be had."""
+        if self.num_available == 0:
+            return False
+        sequence.pages += self._take(1)
+        return True
 
-    def leave(self, sequence: Sequence) -> None:
-        """The sequence is over. It keeps all it holds while steps in flight refer to it: see `landed`."""
-        sequence.state = State.FINISHED
+    def attach(self, sequence: Sequence, num_computed: int) -> None:
+        """The keys of the first `num_computed` tokens are in the pages: full pages become the cache's."""
+        cache, node = self._cache, sequence.node
+        if cache is None or node is None:
+            return
+        size = self._page_size
+        for place in range(sequence.num_attached, num_computed // size):
+            first = place * size
+            start, end = first * _KEY_BYTES_PER_TOKEN, (first + size) * _KEY_BYTES_PER_TOKEN
+            key = (
+                sequence.keys[start:end] if end <= len(sequence.keys) else page_keys(sequence.token_ids[first:][:size])
+            )
+            page = sequence.pages[place]
+            node = cache.extend(node, key, page)
+            if node.page != page:
+                sequence.duplicates.append(page)
+            sequence.num_attached = place + 1
+        sequence.node = node
+
+    # --- leaving --------------------------------------------------------------------------------------------------
+
+    def leave(self, sequence: Sequence) -> bool:
+        """The sequence is over or preempted. It keeps all it holds while steps in flight refer to it: see `landed`.
+
+        Returns whether it holds nothing any more.
+        """
         if sequence.num_in_flight == 0:
             self._release(sequence)
-        else:
-            self._leaving.add(sequence)
+            return True
+        self._leaving.add(sequence)
+        return False
 
-    def landed(self, sequence: Sequence) -> None:
-        """A step that referred to a sequence which is over has been collected."""
-        if sequence.num_in_flight == 0:
-            self._leaving.remove(sequence)
-            self._release(sequence)
+    def landed(self, sequence: Sequence) -> bool:
+        """A step that referred to a leaving sequence was collected. Returns whether it holds nothing any more."""
+        if sequence.num_in_flight:
+            return False
+        self._leaving.remove(sequence)
+        self._release(sequence)
+        return True
 
     def check(self, running: Iterable[Sequence]) -> None:
-        """Asserts that every page, reservation and slot is accounted for exactly once. Costs O(pages)."""
+        """Asserts that every page, hold and slot is accounted for exactly once. Costs O(pages)."""
         holders = [*running, *self._leaving]
-        self._pages.check(page for sequence in holders for page in sequence.pages)
-        assert self._num_reserved_pages == sum(s.reserved_pages for s in holders), "reservations do not add up"
-        assert self._num_reserved_pages <= self._pages.capacity, "more pages are reserved than exist"
-        assert all(len(s.pages) <= s.reserved_pages for s in holders), "a sequence outgrew its reservation"
+        own = [page for s in holders for page in (*s.pages[s.num_attached :], *s.duplicates)]
+        if self._cache is None:
+            assert all(s.num_attached == 0 and s.node is None for s in holders), "a hold on a cache that is not there"
+        else:
+            own += self._cache.check(Counter(s.node for s in holders if s.node is not None))
+        self._pages.check(own)
+        for sequence in holders:
+            path = _path_to(sequence.node)
+            assert len(path) == sequence.num_attached, "a sequence holds another place in the cache than it says"
+            for place, node in enumerate(path):
+                first = place * self._page_size
+                assert node.key == page_keys(sequence.token_ids[first : first + self._page_size]), "foreign tokens"
+                page = sequence.pages[place]
+                assert node.page == page or page in sequence.duplicates, "a page of the table is not the cache's"
         slots = sorted([*self._free_slots, *(s.slot for s in holders)])
         assert slots == list(range(self._num_slots)), "a slot is lost or held twice"
 
+    def _take(self, count: int) -> list[int]:
+        short = count - self._pages.num_free
+        if short > 0 and self._cache is not None:
+            self._cache.evict(short)
+        return self._pages.alloc(count)
+
     def _release(self, sequence: Sequence) -> None:
-        self._pages.free(sequence.pages)
-        sequence.pages = []
-        self._num_reserved_pages -= sequence.reserved_pages
+        self._pages.free(sequence.pages[sequence.num_attached :] + sequence.duplicates)
+        if self._cache is not None and sequence.node is not None:
+            self._cache.release(sequence.node)
         self._free_slots.append(sequence.slot)
+        sequence.keys = b""
+        sequence.vacate()
+
+
+def _path_to(node: PrefixNode | None) -> list[PrefixNode]:
+    path: list[PrefixNode] = []
+    while node is not None and node.parent is not None:
+        path.append(node)
+        node = node.parent
+    return path[::-1]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from baleen_worker import logit_processors
-from baleen_worker.batch import Batch, PageTables, make_batch
+from baleen_worker.batch import Batch, LastTokens, PageTables, make_batch
 from baleen_worker.cache.storage import (
     KvLayout,
     PagedPools,
@@ -125,6 +125,7 @@ class ModelRunner:
         self._tables = PageTables(max_running_requests, math.ceil(context_len / page_size), device=device)
         self._logit_state = LogitState(max_running_requests, model.config.vocab_size, device)
         self._logit_processors = logit_processors or {}
+        self._last_tokens = LastTokens(max_running_requests, device=device)
         self._max_rows = max(1, _MAX_LOGITS // model.config.vocab_size)
 
     @torch.inference_mode()
@@ -135,7 +136,7 @@ class ModelRunner:
         self._tables.extend(plan.rows)
         if not plan.rows:
             return _ModelStep(plan, [], [])
-        batch = make_batch(plan.rows, self._tables, self._page_size)
+        batch = make_batch(plan.rows, self._tables, self._last_tokens, self._page_size)
         self._logit_state.follow(plan.rows, batch.starts, batch.input_ids)
         hidden = self._model(batch.input_ids, batch.context, self._pools)
         return _ModelStep(plan, list(self._sample(plan, batch, hidden)), list(self._score(plan, batch, hidden)))
@@ -148,6 +149,7 @@ class ModelRunner:
             planned = [plan.rows[row] for row in rows]
             specs = [SampleSpec(self._logit_state.of(row.slot).sampling, row.output_index) for row in planned]
             token_ids, failures = self._choose(logits, planned, specs)
+            self._last_tokens.keep(planned, token_ids)
             wanted = [place for place, spec in enumerate(specs) if spec.sampling.logprobs is not None]
             logprobs = None
             if wanted:
@@ -232,7 +234,7 @@ class _ModelStep:
 
     def _note_error(self, output: StepOutput, row: int) -> None:
         planned = self._plan.rows[row]
-        last = planned.start + len(planned.token_ids) - 1
+        last = planned.start + planned.num_tokens - 1
         output.errors[row] = f"the model's logits are not finite for positions {planned.start} to {last}"
 
 

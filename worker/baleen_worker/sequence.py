@@ -1,75 +1,116 @@
-"""One request on its way through the scheduler, the queue in which it waits, and the deadlines it is held to.
+"""One request on its way through the scheduler, and the deadlines it is held to.
 
-All of it is owned by the scheduler alone.
+All of it is owned by the scheduler and its collaborators alone.
 """
 
 from __future__ import annotations
 
 import enum
 import heapq
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from baleen_worker.step import Admission
 
 if TYPE_CHECKING:
-    from baleen_worker.request import Request, RequestId
+    from baleen_worker.cache.prefix import PrefixNode
+    from baleen_worker.request import Request
 
 
 class State(enum.Enum):
-    """Where a sequence is. A finished one keeps its pages and slot until no step in flight refers to it."""
+    """Where a sequence is. One that leaves or is finished keeps pages and slot until no step in flight refers to it.
+
+    LEAVING: preempted, and a step in flight still refers to it; it waits again as soon as that step has landed.
+    """
 
     WAITING = enum.auto()
     RUNNING = enum.auto()
+    LEAVING = enum.auto()
     FINISHED = enum.auto()
 
 
 class Sequence:
     """The tokens of a request and what they occupy.
 
-    `token_ids` is the prompt followed by the output. Keys of the first `num_planned` of them are in the pages, or
-    will be once the steps in flight are done. The difference is what is still to be computed: a prompt, or the one
-    token sampled last. That one rule also covers rows that yield several tokens and a return after preemption.
+    `token_ids` is the prompt followed by the output, as far as it is known; `num_pending` more tokens are being sampled
+    by steps in flight. Keys of the first `num_planned` tokens are in the pages, or will be once those steps are done.
+    What lies between is still to be computed: a prompt, or the one token sampled last. That one rule also covers rows
+    that yield several tokens and a return after preemption.
+
+    `pages` is its page table, of which the runner knows the first `num_bound`. The first `num_attached` are the
+    prefix cache's, reached from the held `node`, except for those in `duplicates`, whose tokens the cache has in
+    another page; these and all later ones are its own.
     """
 
     __slots__ = (
+        "arrival",
+        "duplicates",
         "host_dependent",
         "id",
+        "keys",
         "max_len",
+        "node",
+        "num_attached",
+        "num_bound",
+        "num_cached",
         "num_in_flight",
+        "num_overtaken",
+        "num_pending",
         "num_planned",
         "num_prompt",
+        "num_scored",
         "pages",
         "request",
-        "reserved_pages",
+        "salt",
         "slot",
         "state",
         "stop_ids",
         "token_ids",
     )
 
-    def __init__(self, request: Request, *, reserved_pages: int) -> None:
+    def __init__(self, request: Request, *, arrival: int) -> None:
         sampling = request.sampling
         self.request = request
         self.id = request.id
+        self.salt = request.cache_salt
+        self.arrival = arrival
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt = len(self.token_ids)
         self.max_len = self.num_prompt + sampling.max_tokens
         self.stop_ids = frozenset(sampling.stop_token_ids)
-        self.reserved_pages = reserved_pages
         # Its next token depends on what the host makes of its last one, so no row of it is planned before that one is
         # committed.
-        self.host_dependent = False
+        self.host_dependent = bool(sampling.logit_processors)
         self.state = State.WAITING
-        self.num_planned = 0
+        self.num_overtaken = 0  # how often somebody behind it was admitted first
+        self.num_cached: int | None = None  # prompt tokens found in the cache when it was first admitted
+        self.num_scored = 0  # tokens whose log-probabilities have been asked for, counted from the prompt's start
         self.num_in_flight = 0
-        self.pages: list[int] = []
+        self.num_pending = 0
+        self.keys = b""  # token_ids as the prefix cache compares them, while that saves packing them again
+        self.vacate()
+
+    def vacate(self) -> None:
+        """It holds nothing, and all its tokens are to be computed."""
         self.slot = -1
+        self.num_planned = 0
+        self.num_bound = 0
+        self.num_attached = 0
+        self.pages: list[int] = []
+        self.duplicates: list[int] = []
+        self.node: PrefixNode | None = None
 
     @property
     def num_output(self) -> int:
         """Tokens generated so far."""
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def strength(self) -> tuple[int, int, int]:
+        """Who keeps its pages when they run out: the larger. No two sequences are equal.
+
+        Output is kept through a preemption, so this never falls: the strongest runs to its end, then the next.
+        """
+        return (self.request.priority, len(self.token_ids) - self.num_prompt, -self.arrival)
 
 
 def admission_of(sequence: Sequence) -> Admission:
@@ -78,45 +119,6 @@ def admission_of(sequence: Sequence) -> Admission:
     if not sampling.needs_history:
         return Admission(sequence.slot, sampling)
     return Admission(sequence.slot, sampling, tuple(sequence.token_ids), sequence.num_prompt)
-
-
-class WaitingQueue:
-    """Higher priority first, first come first served within one priority; any member can leave in O(1)."""
-
-    def __init__(self) -> None:
-        self._by_priority: dict[int, OrderedDict[RequestId, Sequence]] = {}
-        self._num_waiting = 0
-        self._num_prompt_tokens = 0
-
-    def __len__(self) -> int:
-        return self._num_waiting
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens that the waiting prompts hold."""
-        return self._num_prompt_tokens
-
-    def push(self, sequence: Sequence) -> None:
-        """Joins the end of its priority."""
-        self._by_priority.setdefault(sequence.request.priority, OrderedDict())[sequence.id] = sequence
-        self._num_waiting += 1
-        self._num_prompt_tokens += sequence.num_prompt
-
-    def first(self) -> Sequence | None:
-        """Who is next, without removing it."""
-        if not self._by_priority:
-            return None
-        return next(iter(self._by_priority[max(self._by_priority)].values()))
-
-    def remove(self, sequence: Sequence) -> None:
-        """Takes a waiting sequence out."""
-        priority = sequence.request.priority
-        members = self._by_priority[priority]
-        del members[sequence.id]
-        if not members:
-            del self._by_priority[priority]
-        self._num_waiting -= 1
-        self._num_prompt_tokens -= sequence.num_prompt
 
 
 class Deadlines:

@@ -290,5 +290,8 @@ def _load_report(load: Load) -> pb.LoadReport:
         steps=load.steps,
         generated_tokens=load.generated_tokens,
         prompt_tokens=load.prompt_tokens,
+        cached_pages=load.cached_pages,
+        cached_tokens=load.cached_tokens,
+        preemptions=load.preemptions,
         dp_rank=0,
     )

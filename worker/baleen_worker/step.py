@@ -41,6 +41,8 @@ class PlannedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     table at offset `p % 64`.
     `sample` asks for the token that follows the last one; it is output number `output_index` of its request.
     `score_token_ids` asks for log-probabilities of given tokens: element i is scored by the logits at `start + i`.
+    `from_device`: the row is one token that an earlier step in flight samples for this slot, and that the runner has
+    kept; `token_ids` is empty.
     `mask` says which tokens may be sampled: bit v % 32 of little-endian int32 number v // 32 is set for token v; empty
     allows all.
     """
@@ -54,6 +56,12 @@ class PlannedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     output_index: int
     score_token_ids: Sequence[int] = ()
     mask: bytes = b""
+    from_device: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the row computes."""
+        return len(self.token_ids) or 1
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
@@ -66,7 +74,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     @property
     def num_tokens(self) -> int:
         """Tokens the step computes, over all rows."""
-        return sum(len(row.token_ids) for row in self.rows)
+        return sum(row.num_tokens for row in self.rows)
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -108,11 +116,15 @@ class Runner(Protocol):
     """Executes plans. Holds tensors and pages' contents; knows nothing of queues, budgets or clients.
 
     Computing a row again at the same positions rewrites the same page contents: the engine relies on it to find the
-    one row that makes a step raise.
+    one row that makes a step raise. By then a later step may have been launched; it is computed again as well.
     """
 
     def launch(self, plan: StepPlan) -> StepHandle:
-        """Starts the step; steps are collected in launch order."""
+        """Starts the step, perhaps before an earlier one is collected; steps are collected in launch order.
+
+        Pages of a slot that lie before the start of its first row hold what an earlier request has computed for the
+        same tokens.
+        """
         ...
 
 

@@ -376,7 +376,7 @@ class RequestError(_message.Message):
     def __init__(self, key: _Optional[int] = ..., code: _Optional[_Union[ErrorCode, str]] = ..., field: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class LoadReport(_message.Message):
-    __slots__ = ("running_requests", "waiting_requests", "used_pages", "total_pages", "waiting_prompt_tokens", "steps", "generated_tokens", "prompt_tokens", "dp_rank")
+    __slots__ = ("running_requests", "waiting_requests", "used_pages", "total_pages", "waiting_prompt_tokens", "steps", "generated_tokens", "prompt_tokens", "dp_rank", "cached_pages", "cached_tokens", "preemptions")
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     USED_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -386,6 +386,9 @@ class LoadReport(_message.Message):
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DP_RANK_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     running_requests: int
     waiting_requests: int
     used_pages: int
@@ -395,7 +398,10 @@ class LoadReport(_message.Message):
     generated_tokens: int
     prompt_tokens: int
     dp_rank: int
-    def __init__(self, running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., used_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., waiting_prompt_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., dp_rank: _Optional[int] = ...) -> None: ...
+    cached_pages: int
+    cached_tokens: int
+    preemptions: int
+    def __init__(self, running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., used_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., waiting_prompt_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., dp_rank: _Optional[int] = ..., cached_pages: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...
 
 class KvEvent(_message.Message):
     __slots__ = ("event_id", "dp_rank", "stored", "removed", "cleared")

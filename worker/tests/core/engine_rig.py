@@ -11,12 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from baleen_worker.cache.pages import PagePool
+from baleen_worker.cache.prefix import PrefixCache
 from baleen_worker.fake_runner import FakeRunner, expected_logprob, expected_tokens
 from baleen_worker.messages import Command, Event, LogprobColumns, StepDone, StreamColumns
 from baleen_worker.output import Output
 from baleen_worker.request import ErrorCode, FinishReason, Request, RequestId, SamplingParams
 from baleen_worker.scheduler import Scheduler, SchedulerLimits
 from baleen_worker.step import StepHandle, StepOutput, StepPlan, TokenLogprobs
+from baleen_worker.waiting import Policy
 
 VOCAB_SIZE = 499
 PAGE_SIZE = 64
@@ -33,6 +35,8 @@ def make_request(
     prompt_logprobs: int | None = None,
     priority: int = 0,
     deadline_ms: int | None = None,
+    cache_salt: str = "",
+    group_id: bytes = b"",
 ) -> Request:
     """A request with neutral sampling."""
     sampling = SamplingParams(
@@ -42,7 +46,15 @@ def make_request(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
-    return Request((stream, key), list(prompt), sampling, priority=priority, deadline_ms=deadline_ms)
+    return Request(
+        (stream, key),
+        list(prompt),
+        sampling,
+        priority=priority,
+        deadline_ms=deadline_ms,
+        cache_salt=cache_salt,
+        group_id=group_id,
+    )
 
 
 def answer_to(request: Request) -> list[int]:
@@ -65,6 +77,7 @@ class Account:
     prompt_logprobs: list[float] = field(default_factory=list[float])
     end: FinishReason | ErrorCode | None = None
     interrupted: bool = False
+    cached_tokens: int = 0
 
 
 class Ledger:
@@ -93,6 +106,9 @@ class Ledger:
             account = self.accounts[output.id]
             assert account.end is None, f"{output.id} was told something after its end: {output}"
             account.token_ids += output.token_ids
+            if output.token_ids:
+                assert account.cached_tokens in (0, output.cached_tokens), "the count of cached tokens has changed"
+                account.cached_tokens = output.cached_tokens
             assert account.token_ids == account.answer[: len(account.token_ids)], f"{output.id} got wrong tokens"
             if output.logprobs is not None:
                 assert output.logprobs.token_ids == output.token_ids
@@ -116,6 +132,7 @@ class Ledger:
         for row, (key, count, reason) in enumerate(columns):
             output = Output((stream.stream, key), stream.token_ids[start : start + count])
             output.finish_reason = FinishReason(reason) if reason else None
+            output.cached_tokens = stream.cached_tokens[row]
             output.logprobs, output.prompt_logprobs = logprobs.get(row), prompt_logprobs.get(row)
             outputs.append(output)
             start += count
@@ -175,16 +192,30 @@ class Rig:
         max_step_tokens: int = 128,
         max_queued: int = 1000,
         runner: FakeRunner | None = None,
+        with_cache: bool = True,
+        max_idle_pages: int | None = None,
+        policy: Policy = Policy.FCFS,
+        conservativeness: float = 1.0,
+        preemption_threshold: int = 10,
     ) -> None:
-        self.limits = SchedulerLimits(max_running, max_step_tokens, max_queued)
-        self.pages = PagePool(num_pages)
-        self.scheduler = Scheduler(self.limits, self.pages)
+        self.limits = SchedulerLimits(
+            max_running,
+            max_step_tokens,
+            max_queued,
+            policy=policy,
+            conservativeness=conservativeness,
+            preemption_threshold=preemption_threshold,
+        )
         self.runner = runner or FakeRunner(num_pages, VOCAB_SIZE)
+        self.pages = PagePool(num_pages, on_free=self.runner.poison)
+        self.cache = PrefixCache(self.pages, max_idle_pages=max_idle_pages) if with_cache else None
+        self.scheduler = Scheduler(self.limits, self.pages, self.cache)
         self.ledger = Ledger()
         self.flights: deque[tuple[StepPlan, StepHandle]] = deque()
         self.now_ms = 0.0
         self.num_steps = 0
         self._slot_max_tokens: dict[int, int] = {}
+        self._prefilling_slots: set[int] = set()
 
     def submit(self, request: Request) -> None:
         """Adds a request."""
@@ -233,7 +264,7 @@ class Rig:
                 self.land()
             self.scheduler.check()
         assert not self.ledger.live, "a request never ended"
-        assert self.pages.num_free == self.pages.capacity
+        assert self.scheduler.load.used_pages == 0
 
     def check_budgets(self, plan: StepPlan) -> None:
         """What holds of every plan."""
@@ -242,12 +273,16 @@ class Rig:
         assert len(slots) == len(set(slots)) <= self.limits.max_running_requests
         assert {admission.slot for admission in plan.admissions} <= set(slots)
         self._slot_max_tokens |= {admission.slot: admission.sampling.max_tokens for admission in plan.admissions}
+        self._prefilling_slots |= {admission.slot for admission in plan.admissions}
         prefills_begun = False
         for row in plan.rows:
-            is_prefill = row.output_index == 0
+            is_prefill = row.slot in self._prefilling_slots
+            assert is_prefill or (row.num_tokens == 1 and row.sample)
             assert is_prefill or not prefills_begun, "a decode row follows a prefill chunk"
             prefills_begun = prefills_begun or is_prefill
-            end = row.start + len(row.token_ids)
+            end = row.start + row.num_tokens
+            if row.sample:
+                self._prefilling_slots.discard(row.slot)
             if not row.sample and self._slot_max_tokens[row.slot] > 0:
                 assert end % PAGE_SIZE == 0, "a chunk ends inside a page, before the prompt ends"
             assert row.first_new_page * PAGE_SIZE + len(row.new_pages) * PAGE_SIZE >= end

@@ -76,9 +76,9 @@ def test_admission_is_first_come_first_served_within_a_priority() -> None:
 
 
 def test_a_large_request_at_the_head_is_not_overtaken() -> None:
-    rig = Rig(num_pages=11, max_running=4, max_step_tokens=1024)
-    rig.submit(make_request(1, prompt(64), 6 * 64))  # 7 of 10 pages
-    rig.submit(make_request(2, prompt(64), 4 * 64))  # 5: does not fit beside it
+    rig = Rig(num_pages=11, max_running=4, max_step_tokens=1024, conservativeness=2.0)
+    rig.submit(make_request(1, prompt(64), 6 * 64))  # expected to grow to 7 of 10 pages
+    rig.submit(make_request(2, prompt(64)[::-1], 4 * 64))  # to 5: does not fit beside it
     rig.submit(make_request(3, prompt(10), 10))  # would fit
     rig.step()
     assert rig.scheduler.load.running_requests == 1
@@ -89,12 +89,15 @@ def test_a_large_request_at_the_head_is_not_overtaken() -> None:
     rig.finish()
 
 
-def test_admission_counts_every_page_a_request_may_need() -> None:
-    rig = Rig(num_pages=9, max_running=8, max_step_tokens=1024)
-    for key in range(8):
-        rig.submit(make_request(key, prompt(65), 63))  # 2 pages each, 8 exist
+@pytest.mark.parametrize(("conservativeness", "num_running"), [(2.0, 3), (0.5, 5), (0.0, 12)])
+def test_admission_counts_what_running_requests_are_expected_to_grow_by(
+    conservativeness: float, num_running: int
+) -> None:
+    rig = Rig(num_pages=13, max_running=16, max_step_tokens=1024, conservativeness=conservativeness)
+    for key in range(16):
+        rig.submit(make_request(key, [key] * 64, 3 * 64))  # one page now, three more later, of 12
     rig.step()
-    assert rig.scheduler.load.running_requests == 4
+    assert rig.scheduler.load.running_requests == num_running
     rig.finish()
 
 
@@ -186,11 +189,11 @@ def test_pages_and_slot_stay_until_the_steps_in_flight_have_landed() -> None:
     rig.abort((1, 1))
     rig.submit(make_request(2, prompt(128), 10))
     assert rig.launch() is None, "the slot is granted again while a step in flight refers to it"
-    assert rig.pages.num_used == 2
+    assert rig.scheduler.load.used_pages == 2
     rig.land()
-    assert rig.pages.num_used == 2
+    assert rig.scheduler.load.used_pages == 2
     rig.land()
-    assert rig.pages.num_used == 0
+    assert rig.scheduler.load.used_pages == 0
     rig.finish()
 
 
@@ -216,7 +219,7 @@ def test_load_counts_what_is_there() -> None:
     assert rig.scheduler.load.waiting_prompt_tokens == 107
     rig.step()
     load = rig.scheduler.load
-    assert (load.running_requests, load.waiting_requests, load.used_pages) == (1, 1, 1)
+    assert (load.running_requests, load.waiting_requests, load.used_pages) == (1, 1, 2)
     assert load.waiting_prompt_tokens == 36 + 7
     rig.finish()
     load = rig.scheduler.load

@@ -7,71 +7,95 @@ each event all pages and slots are counted. The tests count the engine steps the
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from baleen_worker.cache.pages import PagePool
+from baleen_worker.cache.prefix import PrefixCache
 from baleen_worker.engine import Engine
 from baleen_worker.fake_runner import FakeRunner
 from baleen_worker.messages import Abort, AbortStream, Submit
 from baleen_worker.request import ErrorCode
 from baleen_worker.scheduler import Scheduler, SchedulerLimits
+from baleen_worker.waiting import Policy
 from engine_rig import PAGE_SIZE, VOCAB_SIZE, Lines, Rig, answer_to, make_request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-MIN_STEPS_MACHINE = 20_000
+MIN_STEPS_MACHINE = 8_000
 MIN_STEPS_ENGINE = 100_000
+MIN_PREEMPTIONS = 50
+MIN_CACHED_TOKENS = 1_000
 
-PROMPT_LENS = st.one_of(st.integers(1, 400), st.sampled_from([1, 63, 64, 65, 127, 128, 129, 192, 256]))
-MAX_TOKENS = st.one_of(st.integers(0, 80), st.sampled_from([0, 1, 2, 64, 65, 130]))
-OPTIONAL_TOPS = st.sampled_from([None, None, None, 0, 2])
+PROMPT_LENS = st.one_of(st.integers(1, 300), st.sampled_from([1, 63, 64, 65, 127, 128, 129, 192, 256]))
+MAX_TOKENS = st.one_of(st.integers(0, 300), st.sampled_from([0, 1, 2, 64, 65, 130]))
+OPTIONAL_TOPS = (None, None, None, 0, 2)
+POLICIES = list(Policy)
+
+
+def make_prompt(family: int, length: int, num_own: int, key: int) -> list[int]:
+    """Prompts of one family begin alike and end with `num_own` tokens of their own."""
+    shared, own = random.Random(family), random.Random(key)
+    num_shared = max(length - num_own, 0)
+    return [shared.randrange(VOCAB_SIZE) for _ in range(num_shared)] + [
+        own.randrange(VOCAB_SIZE) for _ in range(length - num_shared)
+    ]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Requests come, go, expire and are aborted while up to three steps are in flight."""
+    """Requests come, go, expire and are aborted while up to three steps are in flight.
+
+    There are fewer pages than the requests grow to, so that they are preempted all the time; prompts share prefixes,
+    within and across tenants, and the cache is flushed and bounded. Freed pages are poisoned.
+    """
 
     num_steps = 0
+    num_preemptions = 0
+    num_cached_tokens = 0
 
     def __init__(self) -> None:
         super().__init__()
-        self.rig = Rig(num_pages=20, max_running=4, max_step_tokens=128, max_queued=12)
+        self.rig = Rig()
         self.next_key = 0
 
-    @rule(
-        prompt_len=PROMPT_LENS,
-        max_tokens=MAX_TOKENS,
-        stream=st.integers(1, 3),
-        priority=st.integers(-1, 1),
-        logprobs=OPTIONAL_TOPS,
-        prompt_logprobs=OPTIONAL_TOPS,
-        stops=st.booleans(),
-        deadline_ms=st.one_of(st.none(), st.none(), st.integers(1, 500)),
+    @initialize(
+        num_pages=st.integers(8, 16),
+        with_cache=st.sampled_from([True, True, True, False]),
+        max_idle_pages=st.sampled_from([None, None, 0, 5]),
+        policy=st.sampled_from(POLICIES),
+        conservativeness=st.sampled_from([0.0, 0.0, 0.5]),
+        preemption_threshold=st.integers(0, 1),
     )
-    def submit(
-        self,
-        prompt_len: int,
-        max_tokens: int,
-        stream: int,
-        priority: int,
-        logprobs: int | None,
-        prompt_logprobs: int | None,
-        stops: bool,
-        deadline_ms: int | None,
-    ) -> None:
-        self.next_key += 1
-        draw = random.Random(self.next_key)
-        request = make_request(
-            self.next_key,
-            [draw.randrange(VOCAB_SIZE) for _ in range(prompt_len)],
-            max_tokens,
-            stream=stream,
-            stop_token_ids=tuple(draw.sample(range(VOCAB_SIZE), 20)) if stops else (),
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            priority=priority,
-            deadline_ms=deadline_ms,
-        )
-        self.rig.submit(request)
+    def build(self, **options: Any) -> None:
+        self.rig = Rig(max_running=6, max_step_tokens=128, max_queued=24, **options)
+
+    @rule(seed=st.integers(0, 2**32), count=st.integers(1, 8), prompt_lens=PROMPT_LENS, max_tokens=MAX_TOKENS)
+    def submit(self, seed: int, count: int, prompt_lens: int, max_tokens: int) -> None:
+        draw = random.Random(seed)
+        for _ in range(count):
+            self.next_key += 1
+            group = draw.choice([0, 0, 1, 2])
+            request = make_request(
+                self.next_key,
+                make_prompt(draw.randrange(2), prompt_lens, draw.choice([0, 1, 5, 70, 500]), self.next_key),
+                draw.choice([max_tokens, draw.randrange(300)]),
+                stream=draw.randint(1, 3),
+                stop_token_ids=tuple(draw.sample(range(VOCAB_SIZE), draw.choice([0, 0, 10]))),
+                logprobs=draw.choice(OPTIONAL_TOPS),
+                prompt_logprobs=draw.choice(OPTIONAL_TOPS),
+                priority=draw.randint(-1, 1),
+                deadline_ms=draw.choice([None, None, draw.randint(1, 500)]),
+                cache_salt=draw.choice(["", "", "a"]),
+                group_id=bytes([group]) if group else b"",
+            )
+            self.rig.submit(request)
 
     @precondition(lambda self: self.rig.ledger.accounts)
     @rule(data=st.data())
@@ -104,6 +128,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     def land(self) -> None:
         self.rig.land()
 
+    @rule()
+    def flush(self) -> None:
+        idle = self.rig.scheduler.idle
+        num_cached = self.rig.scheduler.load.cached_pages
+        assert self.rig.scheduler.flush() == (num_cached if idle else None)
+        assert not idle or self.rig.pages.num_free == self.rig.pages.capacity
+
     @rule(count=st.integers(1, 60))
     def steps(self, count: int) -> None:
         for _ in range(count):
@@ -114,25 +145,33 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def everything_is_accounted_for(self) -> None:
-        self.rig.scheduler.check()
+        rig = self.rig
+        rig.scheduler.check()
+        load = rig.scheduler.load
+        assert rig.pages.num_free + load.used_pages + load.cached_pages == load.total_pages
 
     def teardown(self) -> None:
         self.rig.finish()
+        load = self.rig.scheduler.load
         SchedulerMachine.num_steps += self.rig.num_steps
+        SchedulerMachine.num_preemptions += load.preemptions
+        SchedulerMachine.num_cached_tokens += load.cached_tokens
 
 
 def test_any_order_of_events_at_any_depth() -> None:
-    SchedulerMachine.num_steps = 0
+    SchedulerMachine.num_steps = SchedulerMachine.num_preemptions = SchedulerMachine.num_cached_tokens = 0
     run_state_machine_as_test(
         SchedulerMachine,
         settings=settings(
-            max_examples=500,
+            max_examples=60,
             stateful_step_count=40,
             suppress_health_check=[*HealthCheck],  # pyright: ignore[reportArgumentType] - the stub's own metaclass
             deadline=None,
         ),
     )
     assert SchedulerMachine.num_steps >= MIN_STEPS_MACHINE
+    assert SchedulerMachine.num_preemptions >= MIN_PREEMPTIONS
+    assert SchedulerMachine.num_cached_tokens >= MIN_CACHED_TOKENS
 
 
 def test_engine_answers_everybody_whatever_the_load() -> None:
@@ -158,9 +197,11 @@ def _serve_load(seed: int, max_running: int, max_step_tokens: int, num_pages: in
     """Drives a real Engine with arrivals at random moments; returns the steps it took."""
     draw = random.Random(seed)
     rig = Rig(num_pages=num_pages)  # for its ledger
-    scheduler = Scheduler(SchedulerLimits(max_running, max_step_tokens, 1000), PagePool(num_pages))
+    runner = FakeRunner(num_pages, VOCAB_SIZE)
+    pages = PagePool(num_pages, on_free=runner.poison)
+    scheduler = Scheduler(SchedulerLimits(max_running, max_step_tokens, 1000), pages, PrefixCache(pages))
     lines = Lines()
-    engine = Engine(scheduler, FakeRunner(num_pages, VOCAB_SIZE), lines, lines, clock_ms=lambda: 0.0)
+    engine = Engine(scheduler, runner, lines, lines, clock_ms=lambda: 0.0)
     longest = (num_pages - 1) * PAGE_SIZE
     arrivals: list[int] = sorted(draw.randrange(1500) for _ in range(60))
     steps = turn = 0
@@ -169,7 +210,7 @@ def _serve_load(seed: int, max_running: int, max_step_tokens: int, num_pages: in
             key = len(rig.ledger.accounts)
             prompt_len = draw.randrange(1, min(longest, 500))
             max_tokens = draw.randrange(0, min(longest - prompt_len, 400) + 1)
-            prompt = [draw.randrange(VOCAB_SIZE) for _ in range(prompt_len)]
+            prompt = make_prompt(draw.randrange(3), prompt_len, draw.choice([1, 40, 500]), key)
             request = make_request(key, prompt, max_tokens, stream=draw.randrange(3), priority=draw.randrange(2))
             rig.ledger.open(request)
             lines.commands.append(Submit([request]))

@@ -1,0 +1,81 @@
+"""What a prefix cache says about itself: pages stored, removed, or all gone. Plain data, in the order in which it
+happened; routers rebuild from it which prompt would find what where.
+
+A page is named by a 64-bit hash of its tokens and of everything before it, the tenant's salt included.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import msgspec
+
+_HASH_BYTES = 8
+
+
+class PagesStored(msgspec.Struct, array_like=True, tag="stored"):
+    """Consecutive pages of one prefix. `parent_hash` None: the first of them begins a prompt.
+
+    `token_ids` are those of all pages, end to end.
+    """
+
+    page_hashes: list[int]
+    parent_hash: int | None
+    token_ids: list[int]
+
+
+class PagesRemoved(msgspec.Struct, array_like=True, tag="removed"):
+    """Pages that are no longer found, each after the pages that follow it."""
+
+    page_hashes: list[int]
+
+
+class PagesCleared(msgspec.Struct, array_like=True, tag="cleared"):
+    """The cache is empty."""
+
+
+CacheEvent = PagesStored | PagesRemoved | PagesCleared
+
+
+class EventLog:
+    """Gathers the events of one step; what belongs together becomes one event."""
+
+    def __init__(self) -> None:
+        self._events: list[CacheEvent] = []
+
+    def stored(self, page_hash: int, parent_hash: int | None, token_ids: list[int]) -> None:
+        """One more page, below the one named `parent_hash`."""
+        last = self._events[-1] if self._events else None
+        if isinstance(last, PagesStored) and parent_hash == last.page_hashes[-1]:
+            last.page_hashes.append(page_hash)
+            last.token_ids += token_ids
+        else:
+            self._events.append(PagesStored([page_hash], parent_hash, token_ids))
+
+    def removed(self, page_hash: int) -> None:
+        """One page fewer."""
+        last = self._events[-1] if self._events else None
+        if isinstance(last, PagesRemoved):
+            last.page_hashes.append(page_hash)
+        else:
+            self._events.append(PagesRemoved([page_hash]))
+
+    def cleared(self) -> None:
+        """No page is left, whatever was said before."""
+        self._events = [PagesCleared()]
+
+    def take(self) -> list[CacheEvent]:
+        """The events since the last call."""
+        events, self._events = self._events, []
+        return events
+
+
+def root_hash(salt: str) -> int:
+    """Where the hashes of one tenant's pages start."""
+    return int.from_bytes(blake2b(salt.encode(), digest_size=_HASH_BYTES).digest(), "little")
+
+
+def page_hash(parent_hash: int, key: bytes) -> int:
+    """The hash of a page below another; `key` are its tokens as little-endian uint32."""
+    digest = blake2b(parent_hash.to_bytes(_HASH_BYTES, "little") + key, digest_size=_HASH_BYTES).digest()
+    return int.from_bytes(digest, "little")

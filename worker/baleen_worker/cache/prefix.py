@@ -1,0 +1,257 @@
+"""Which pages hold the keys of which tokens: a radix tree over whole pages, so that a prompt finds what was computed.
+
+A node is one page; the path from a root to it spells the tokens of the page and of all before it, which is what its
+keys depend on. Every tenant has a root of its own, so nobody learns from timing what others have asked. A page is one
+unit: latents and index keys of all layers, found together or not at all. A page in the tree is full and never written
+again.
+
+A node that somebody holds keeps its page, and so do those above it: `holders` counts direct holds and held children,
+so holding and releasing touch only the part of the path whose state changes. Pages that nobody holds are *idle*; they
+wait in the order in which they were released, children before their parents, so the first is always a leaf and the
+least recently used. Looks up in O(pages of the prompt), holds O(1) memory a page.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from baleen_worker.cache.events import CacheEvent, EventLog, page_hash, root_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from baleen_worker.cache.pages import PagePool
+
+PAGE_SIZE_TOKENS = 64
+_KEY_BYTES = 4 * PAGE_SIZE_TOKENS
+
+
+def page_keys(token_ids: Sequence[int]) -> bytes:
+    """Tokens as little-endian uint32, in which the tree compares them."""
+    packed = array("I", token_ids)
+    if sys.byteorder != "little":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+class PrefixNode:
+    """One page and its place. Of a root, `parent` is None and `page` means nothing.
+
+    Most pages are followed by one other: that one is kept without a table, which saves the look-up's hash and most of
+    the node's memory.
+    """
+
+    __slots__ = ("hash", "holders", "key", "only_child", "page", "parent", "table")
+
+    def __init__(self, parent: PrefixNode | None, key: bytes, page: int, hashed: int) -> None:
+        self.parent = parent
+        self.key = key
+        self.page = page
+        self.hash = hashed
+        self.holders = 0
+        self.only_child: PrefixNode | None = None
+        self.table: dict[bytes, PrefixNode] | None = None
+
+    def children(self) -> Iterable[PrefixNode]:
+        """The pages that follow this one."""
+        if self.table is not None:
+            return self.table.values()
+        return () if self.only_child is None else (self.only_child,)
+
+    def child(self, key: bytes) -> PrefixNode | None:
+        """The page that follows with those tokens."""
+        if self.table is not None:
+            return self.table.get(key)
+        only = self.only_child
+        return only if only is not None and only.key == key else None
+
+    def add(self, child: PrefixNode) -> None:
+        """Links a page whose tokens no other child has."""
+        if self.table is not None:
+            self.table[child.key] = child
+        elif self.only_child is None:
+            self.only_child = child
+        else:
+            self.table = {self.only_child.key: self.only_child, child.key: child}
+            self.only_child = None
+
+    def remove(self, child: PrefixNode) -> None:
+        """Unlinks a page."""
+        if self.table is None:
+            self.only_child = None
+            return
+        del self.table[child.key]
+        if len(self.table) == 1:
+            [self.only_child] = self.table.values()
+            self.table = None
+
+
+class PrefixCache:
+    """The tree over one pool. Every page in it is granted by the pool and goes back there when it is evicted."""
+
+    def __init__(self, pages: PagePool, *, max_idle_pages: int | None = None) -> None:
+        """`max_idle_pages` bounds what is kept for nobody in particular; None: the pool itself does."""
+        self._pages = pages
+        self._max_idle_pages = max_idle_pages
+        self._roots: dict[str, PrefixNode] = {}
+        self._idle: OrderedDict[PrefixNode, None] = OrderedDict()
+        self._num_pages = 0
+        self._log = EventLog()
+
+    @property
+    def num_pages(self) -> int:
+        """Pages in the tree, held or idle."""
+        return self._num_pages
+
+    @property
+    def num_idle(self) -> int:
+        """Pages that nobody holds: each can be evicted."""
+        return len(self._idle)
+
+    def find(self, salt: str, keys: bytes, max_pages: int) -> list[PrefixNode]:
+        """The nodes of the longest known prefix of `keys`, at most `max_pages` of them. Holds nothing."""
+        node = self._roots.get(salt)
+        path: list[PrefixNode] = []
+        if node is None:
+            return path
+        for start in range(0, min(len(keys), max_pages * _KEY_BYTES) - _KEY_BYTES + 1, _KEY_BYTES):
+            child = node.only_child
+            if child is not None:
+                if not keys.startswith(child.key, start):
+                    break
+            elif node.table is None or (child := node.table.get(keys[start : start + _KEY_BYTES])) is None:
+                break
+            path.append(child)
+            node = child
+        return path
+
+    def root(self, salt: str) -> PrefixNode:
+        """A tenant's root, made at first use; it must be held at once, since roots without pages are forgotten."""
+        node = self._roots.get(salt)
+        if node is None:
+            node = self._roots[salt] = PrefixNode(None, salt.encode(), -1, root_hash(salt))
+        return node
+
+    def num_idle_in(self, path: Sequence[PrefixNode]) -> int:
+        """How many of a path's pages are idle: what a hold of its last node takes from those that can be evicted."""
+        for index, node in enumerate(reversed(path)):
+            if node.holders:
+                return index
+        return len(path)
+
+    def hold(self, node: PrefixNode) -> None:
+        """Keeps a node and all above it until `release`."""
+        while True:
+            node.holders += 1
+            if node.holders > 1 or node.parent is None:
+                return
+            del self._idle[node]
+            node = node.parent
+
+    def release(self, node: PrefixNode) -> None:
+        """Undoes one `hold`. The pages stay in the tree until their room is needed."""
+        while True:
+            node.holders -= 1
+            if node.holders:
+                break
+            if node.parent is None:
+                self._forget_root_if_bare(node)
+                break
+            self._idle[node] = None
+            node = node.parent
+        if self._max_idle_pages is not None and len(self._idle) > self._max_idle_pages:
+            self.evict(len(self._idle) - self._max_idle_pages)
+
+    def extend(self, node: PrefixNode, key: bytes, page: int) -> PrefixNode:
+        """Moves a hold from `node` to its child under `key`, which becomes `page` if there was none.
+
+        The caller looks at the child's `page`: when it is another one, the same tokens were computed twice and the
+        caller keeps the page it brought.
+        """
+        child = node.child(key)
+        if child is None:
+            hashed = page_hash(node.hash, key)
+            child = PrefixNode(node, key, page, hashed)
+            node.add(child)
+            child.holders = 1  # the hold of its parent goes on as that of a held child
+            self._num_pages += 1
+            self._log.stored(hashed, None if node.parent is None else node.hash, _tokens_of(key))
+        else:
+            self.hold(child)
+            node.holders -= 1
+        return child
+
+    def evict(self, count: int) -> None:
+        """Gives the `count` least recently used idle pages back to the pool; there must be as many."""
+        assert count <= len(self._idle), f"{count} pages are to be evicted of {len(self._idle)} idle ones"
+        freed: list[int] = []
+        for _ in range(count):
+            node, _ = self._idle.popitem(last=False)
+            freed.append(self._remove_leaf(node))
+        self._pages.free(freed)
+
+    def clear(self) -> int:
+        """Drops every page, none of which may be held; returns how many there were."""
+        count = self._num_pages
+        assert count == len(self._idle), "the cache is cleared while pages are held"
+        self.evict(count)
+        self._log.cleared()
+        return count
+
+    def take_events(self) -> list[CacheEvent]:
+        """What changed since the last call."""
+        return self._log.take()
+
+    def nodes(self) -> Iterator[PrefixNode]:
+        """Every node but the roots, parents before children. For tests and checks."""
+        stack = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            if node.parent is not None:
+                yield node
+            stack.extend(node.children())
+
+    def check(self, num_held: dict[PrefixNode, int]) -> list[int]:
+        """Asserts that holds, idle pages and links are right, given who holds how often; returns all pages."""
+        nodes = [*self.nodes(), *self._roots.values()]
+        for node in nodes:
+            children = list(node.children())
+            held_children = sum(child.holders > 0 for child in children)
+            assert node.holders == num_held.get(node, 0) + held_children, "the holds on a page do not add up"
+            assert all(child.parent is node for child in children), "a page hangs below another than it says"
+            if node.parent is None:
+                assert node.holders or children, "a root is kept for nothing"
+            else:
+                assert (node in self._idle) == (node.holders == 0), "an idle page is held or a held one idle"
+        places = {node: place for place, node in enumerate(self._idle)}
+        for node, place in places.items():
+            above = places.get(node.parent) if node.parent is not None else None
+            assert above is None or above > place, "a page would be evicted before the one that follows it"
+        pages = [node.page for node in nodes if node.parent is not None]
+        assert len(pages) == self._num_pages, "pages of the tree are miscounted"
+        return pages
+
+    def _remove_leaf(self, node: PrefixNode) -> int:
+        parent = node.parent
+        assert parent is not None, "a root was idle"
+        assert not list(node.children()), "a page is evicted before those that follow it"
+        parent.remove(node)
+        self._num_pages -= 1
+        self._log.removed(node.hash)
+        if parent.parent is None:
+            self._forget_root_if_bare(parent)
+        return node.page
+
+    def _forget_root_if_bare(self, root: PrefixNode) -> None:
+        if not root.holders and root.only_child is None and root.table is None:
+            del self._roots[root.key.decode()]
+
+
+def _tokens_of(key: bytes) -> list[int]:
+    tokens = array("I", key)
+    if sys.byteorder != "little":
+        tokens.byteswap()
+    return tokens.tolist()

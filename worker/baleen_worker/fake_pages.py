@@ -1,0 +1,192 @@
+"""The pages of the fake runner: whose they are, where in a prompt, and which states they hold.
+
+Finds a page that is foreign, stale, granted twice, given back too early, overwritten while others read it, or never
+written. Owns no notion of a step or of tokens to come.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from baleen_worker.request import SamplingParams
+    from baleen_worker.step import PlannedRow
+
+PAGE_SIZE = 64
+START_STATE = 0x9E3779B97F4A7C15
+
+# Rows of one request that may be computed again: as many as steps are ever in flight, and one.
+_MAX_REPEATABLE = 4
+
+
+class ViolationError(Exception):
+    """A row's tokens or pages are not what they must be."""
+
+
+class Owner:
+    """One stay of a request in a slot: whose pages those in its table are.
+
+    `sampled` are recent tokens by position, `recent_starts` those of the rows that may be computed again.
+    """
+
+    __slots__ = (
+        "answer",
+        "lost",
+        "next_check",
+        "next_start",
+        "num_prompt",
+        "recent_starts",
+        "sampled",
+        "sampling",
+        "table",
+    )
+
+    def __init__(self, sampling: SamplingParams) -> None:
+        self.sampling = sampling
+        self.table: list[int] = []
+        self.next_start = 0
+        self.recent_starts: deque[int] = deque(maxlen=_MAX_REPEATABLE)
+        self.next_check = 0
+        self.num_prompt: int | None = None  # as the first row that samples implies
+        self.sampled: dict[int, int] = {}
+        self.lost: str | None = None
+        self.answer: tuple[int, ...] | None = None  # what a script makes it say
+
+    def computed(self, start: int, num_tokens: int) -> int:
+        """Notes a row that is computed, perhaps again; returns where it ends."""
+        while self.recent_starts and self.recent_starts[-1] >= start:  # later rows will be repeated as well
+            self.recent_starts.pop()
+        self.recent_starts.append(start)
+        self.next_start = start + num_tokens
+        if len(self.sampled) > 2 * _MAX_REPEATABLE:
+            del self.sampled[next(iter(self.sampled))]
+        return self.next_start
+
+
+class _Page:
+    """`states[o]` is the hash state after the token at offset o, `entry` the one before; `owners` have it in tables."""
+
+    __slots__ = ("entry", "owners", "place", "states", "token_ids")
+
+    def __init__(self) -> None:
+        self.owners: set[Owner] = set()
+        self.place = -1
+        self.entry = 0
+        self.states: list[int] = []
+        self.token_ids: list[int] = []
+
+    def reset(self, lost: str, place: int) -> None:
+        """Takes the page from its owners and empties it."""
+        for owner in self.owners:
+            owner.lost = lost
+        self.owners.clear()
+        self.place = place
+        self.states = []
+        self.token_ids = []
+
+    def forget_dead(self, live: Mapping[int, Owner]) -> None:
+        """Keeps the number of owners within twice the number of slots."""
+        if len(self.owners) > 2 * len(live):
+            self.owners.intersection_update(live.values())
+
+
+class FakePages:
+    """All pages by number; page 0 is the sink."""
+
+    def __init__(self, num_pages: int) -> None:
+        self._pages: list[_Page] = [_Page() for _ in range(num_pages)]
+        self._owners: dict[int, Owner] = {}
+
+    def admit(self, slot: int, sampling: SamplingParams) -> None:
+        """A request takes a slot; what it held before is void."""
+        self._owners[slot] = Owner(sampling)
+
+    def owner_of(self, slot: int) -> Owner | None:
+        """Who has the slot."""
+        return self._owners.get(slot)
+
+    def poison(self, pages: Sequence[int]) -> None:
+        """The pages are free: nobody may read them any more."""
+        for number in pages:
+            self._pages[number].reset(f"its page {number} was freed", place=-1)
+
+    def bind(self, owner: Owner, row: PlannedRow) -> str | None:
+        """Extends the owner's page table; returns what is wrong with the grant."""
+        if row.first_new_page > len(owner.table):
+            return f"its table has {len(owner.table)} pages and is extended from {row.first_new_page}"
+        num_found = 0 if owner.table else row.start // PAGE_SIZE
+        for place, number in enumerate(row.new_pages, row.first_new_page):
+            if not 0 < number < len(self._pages):
+                return f"page {number} is the sink or does not exist"
+            if place < len(owner.table):
+                if owner.table[place] != number:  # only a repeated row may name pages again, and the same ones
+                    return f"page {owner.table[place]} of its table is replaced by {number}"
+                continue
+            page = self._pages[number]
+            if owner in page.owners:
+                return f"page {number} is granted to it twice"
+            if place < num_found:
+                problem = self._why_not_found(owner, place, page)
+                if problem is not None:
+                    return f"page {number} is given to it as computed, but {problem}"
+                page.forget_dead(self._owners)
+            else:
+                page.reset(f"its page {number} was granted to another request", place)
+            page.owners.add(owner)
+            owner.table.append(number)
+        if num_found:
+            owner.next_start = num_found * PAGE_SIZE
+        return None
+
+    def _why_not_found(self, owner: Owner, place: int, page: _Page) -> str | None:
+        if len(page.states) < PAGE_SIZE:
+            return f"holds {len(page.states)} tokens"
+        if page.place != place:
+            return f"is page {page.place} of a prompt, not page {place}"
+        before = START_STATE if place == 0 else self._pages[owner.table[place - 1]].states[-1]
+        return None if page.entry == before else "does not continue the page before it"
+
+    def check_page(self, owner: Owner, place: int, num_computed: int) -> None:
+        """The page at `place` is the owner's, and holds the positions below `num_computed` that fall into it."""
+        page = self._pages[owner.table[place]]
+        if owner not in page.owners or page.place != place:
+            raise ViolationError(f"page {owner.table[place]} is not its page {place}")
+        if len(page.states) < min(num_computed - place * PAGE_SIZE, PAGE_SIZE):
+            raise ViolationError(f"page {owner.table[place]} lacks positions that were computed")
+
+    def state_at(self, owner: Owner, position: int) -> int:
+        """The state after the token at `position`."""
+        place, offset = divmod(position, PAGE_SIZE)
+        self.check_page(owner, place, position + 1)
+        return self._pages[owner.table[place]].states[offset]
+
+    def write(self, owner: Owner, start: int, before: int, states: list[int]) -> None:
+        """Keeps the states of consecutive tokens; `before` is the one they continue."""
+        written = 0
+        while written < len(states):
+            place, offset = divmod(start + written, PAGE_SIZE)
+            self.check_page(owner, place, start + written)
+            page = self._pages[owner.table[place]]
+            count = min(PAGE_SIZE - offset, len(states) - written)
+            new = states[written : written + count]
+            old = page.states[offset : offset + count]
+            if len(page.owners) > 1 and old != new[: len(old)]:
+                raise ViolationError(f"page {owner.table[place]}, which others read, is overwritten")
+            if offset == 0:
+                page.entry = states[written - 1] if written else before
+            page.states[offset : offset + count] = new
+            written += count
+
+    def write_ids(self, owner: Owner, start: int, token_ids: Iterable[int]) -> None:
+        """What a script is matched against: pages keep ids too, so that a prompt is known however it came into them."""
+        for position, token_id in enumerate(token_ids, start):
+            place, offset = divmod(position, PAGE_SIZE)
+            self._pages[owner.table[place]].token_ids[offset : offset + 1] = [token_id]
+
+    def ids(self, owner: Owner, num_tokens: int) -> list[int]:
+        """The first `num_tokens` token ids of what the owner has computed."""
+        held = [token_id for number in owner.table for token_id in self._pages[number].token_ids]
+        return held[:num_tokens]
