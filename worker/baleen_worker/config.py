@@ -67,6 +67,7 @@ class WorkerConfig:
     context_length: int | None = None
     logit_processors: tuple[tuple[str, str], ...] = ()
     page_size: int = PAGE_SIZE_TOKENS
+    disable_overlap_schedule: bool = False
     disable_radix_cache: bool = False
     radix_cache_max_tokens: int | None = None
     schedule_policy: str = "fcfs"
@@ -113,6 +114,7 @@ def parse(arguments: Sequence[str]) -> LaunchConfig:
         chunked_prefill_size=values["chunked_prefill_size"],
         context_length=values["context_length"],
         logit_processors=_logit_processors(values),
+        disable_overlap_schedule=values["disable_overlap_schedule"],
         disable_radix_cache=values["disable_radix_cache"],
         radix_cache_max_tokens=values["radix_cache_max_tokens"],
         schedule_policy=values["schedule_policy"],
@@ -186,6 +188,11 @@ def _parser() -> argparse.ArgumentParser:
         default=2048,
         metavar="TOKENS",
         help="token budget of one step, decodes included; a multiple of 64, or -1 for whole prompts (default 2048)",
+    )
+    add(
+        "--disable-overlap-schedule",
+        action="store_true",
+        help="collect a step before the next one is planned; always so on a CPU",
     )
     add("--disable-radix-cache", action="store_true", help="no request reuses what was computed for another")
     add(

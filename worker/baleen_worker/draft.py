@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from baleen_worker.sequence import Sequence, admission_of
-from baleen_worker.step import Admission, PlannedRow
+import msgspec
+
+from baleen_worker.sequence import Sequence, State, admission_of
+from baleen_worker.step import Admission, PlannedRow, StepPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -82,6 +84,25 @@ class Draft:
         self.rows.append(row)
         self.sequences.append(sequence)
         self.budget -= length
+
+    def rows_alone(self, plan: StepPlan) -> dict[int, StepPlan]:
+        """Each row as a step of its own, by row index, its token known; rows of requests that are over are left out.
+
+        A request whose sampling has a memory brings it along, since the runner's may be ahead by now.
+        """
+        admissions = {admission.slot: admission for admission in plan.admissions}
+        alone: dict[int, StepPlan] = {}
+        for index, (row, sequence) in enumerate(zip(self.rows, self.sequences, strict=True)):
+            if sequence.state is State.FINISHED:
+                continue
+            if row.from_device:
+                token_ids = sequence.token_ids[row.start : row.start + 1]
+                row = msgspec.structs.replace(row, token_ids=token_ids, from_device=False)
+            admission = admissions.get(row.slot)
+            if admission is None and sequence.request.sampling.needs_history:
+                admission = msgspec.structs.replace(admission_of(sequence), resumes=True)
+            alone[index] = StepPlan(plan.step, [] if admission is None else [admission], [row])
+        return alone
 
 
 def _to_score(sequence: Sequence, start: int, end: int) -> list[int]:

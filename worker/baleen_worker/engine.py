@@ -1,14 +1,22 @@
 """The loop of one rank: drain the inbox, plan, launch, collect, commit, publish. Owns no request state of its own.
 
+With a runner that computes beside this thread, a step is launched before the one before it is collected, so that the
+device never waits for the scheduler. A request that turns out to have ended then has one row too many in flight, whose
+token is thrown away.
+
 A step that raises is taken apart: its rows run again one by one, which rewrites the same page contents and samples the
-same tokens, so the row at fault is found and its neighbours lose nothing. When every row raises, a one-token probe on
-the sink page tells whether the requests or the runner are at fault; only a broken runner ends the engine.
+same tokens, so the row at fault is found and its neighbours lose nothing. A step that was launched behind it is taken
+apart in its turn, since what it took from the device may be wrong. When every row raises, a one-token probe on the sink
+page tells whether the requests or the runner are at fault; only a broken runner ends the engine.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
+from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from baleen_worker.cache.pages import SINK_PAGE
@@ -21,7 +29,7 @@ if TYPE_CHECKING:
 
     from baleen_worker.output import Output
     from baleen_worker.scheduler import Scheduler
-    from baleen_worker.step import Runner
+    from baleen_worker.step import Runner, StepHandle
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +54,16 @@ class RunnerBrokenError(RuntimeError):
     """The runner cannot compute anything any more."""
 
 
+@dataclass(slots=True)
+class _Flight:
+    """A step that is launched; `handle` None: it is to be taken apart, because it or the one before it raised."""
+
+    plan: StepPlan
+    handle: StepHandle | None
+
+
 class Engine:
-    """Drives one runner with one scheduler, in one thread; a step is collected before the next is planned."""
+    """Drives one runner with one scheduler, in one thread, with up to `depth` steps in flight."""
 
     def __init__(
         self,
@@ -56,8 +72,12 @@ class Engine:
         inbox: Inbox,
         outbox: Outbox,
         *,
+        depth: int = 1,
         clock_ms: Callable[[], float] = lambda: time.monotonic() * 1000,
     ) -> None:
+        """`depth` 1: a step is collected before the next is planned."""
+        self._depth = depth
+        self._flights: deque[_Flight] = deque()
         self._scheduler = scheduler
         self._runner = runner
         self._inbox = inbox
@@ -72,26 +92,42 @@ class Engine:
             self.turn(wait=True)
 
     def turn(self, *, wait: bool = False) -> bool:
-        """One turn of the loop; returns whether a step was computed. `wait` blocks for a command when idle."""
+        """One turn of the loop; returns whether a step was launched or collected.
+
+        `wait` blocks for a command when idle.
+        """
         scheduler = self._scheduler
         was_idle = scheduler.idle
         outputs: list[Output] = []
         for command in self._inbox.drain(wait=wait and was_idle):
             self._apply(command, outputs)
         outputs += scheduler.expire(self._clock_ms())
-        plan = scheduler.plan()
-        if plan is not None:
-            self._step = plan.step
-            outputs += scheduler.commit(plan, self._execute(plan))
+        progress = self._step_once(outputs)
         load = scheduler.load
         if outputs or load != self._load:
             self._load = load
             self._outbox.publish(StepDone(self._step, to_columns(outputs), load))
         if not scheduler.idle:
-            assert plan is not None, "requests are live but no step can be planned"
+            assert progress, "requests are live but no step can be planned"
         elif not was_idle:
             scheduler.check_idle()
-        return plan is not None
+        return progress
+
+    def _step_once(self, outputs: list[Output]) -> bool:
+        """Launches the next step and collects the oldest, if there are as many in flight as there may be."""
+        flights = self._flights
+        # Masks and plugins need the last token on the host before the next row can be planned.
+        depth = 1 if self._scheduler.host_decides else self._depth
+        while len(flights) >= depth:
+            self._land(outputs)
+        plan = self._scheduler.plan()
+        if plan is not None:
+            self._launch(plan)
+        elif not flights:
+            return False
+        if plan is None or len(flights) >= depth:
+            self._land(outputs)
+        return True
 
     def _apply(self, command: Command, outputs: list[Output]) -> None:
         scheduler = self._scheduler
@@ -106,23 +142,41 @@ class Engine:
             case Flush(ticket):
                 self._outbox.publish(Flushed(ticket, scheduler.flush()))
 
-    def _execute(self, plan: StepPlan) -> StepOutput:
+    def _launch(self, plan: StepPlan) -> None:
+        handle = None
         try:
-            return self._runner.launch(plan).collect()
+            handle = self._runner.launch(plan)
         except Exception:
-            logger.warning("step %d raised; its %d rows run again one by one", plan.step, len(plan.rows), exc_info=True)
-        return self._execute_one_by_one(plan)
+            logger.warning("the launch of step %d raised; its rows run again one by one", plan.step, exc_info=True)
+        self._flights.append(_Flight(plan, handle))
 
-    def _execute_one_by_one(self, plan: StepPlan) -> StepOutput:
-        admissions = {admission.slot: admission for admission in plan.admissions}
-        merged = StepOutput(plan.step, [[] for _ in plan.rows])
-        for index, row in enumerate(plan.rows):
-            admission = admissions.get(row.slot)
-            alone = StepPlan(plan.step, [] if admission is None else [admission], [row])
+    def _land(self, outputs: list[Output]) -> None:
+        """Collects and commits the oldest step in flight."""
+        flight = self._flights.popleft()
+        self._step = flight.plan.step
+        outputs += self._scheduler.commit(flight.plan, self._collect(flight))
+
+    def _collect(self, flight: _Flight) -> StepOutput:
+        if flight.handle is not None:
             try:
-                output = self._runner.launch(alone).collect()
+                return flight.handle.collect()
+            except Exception:
+                logger.warning("step %d raised; its rows run again one by one", flight.plan.step, exc_info=True)
+        for later in self._flights:
+            if later.handle is not None:
+                with contextlib.suppress(Exception):
+                    later.handle.collect()
+                later.handle = None
+        return self._compute_one_by_one(flight.plan)
+
+    def _compute_one_by_one(self, plan: StepPlan) -> StepOutput:
+        merged = StepOutput(plan.step, [[] for _ in plan.rows])
+        alone = self._scheduler.rows_alone(plan)
+        for index, row_plan in alone.items():
+            try:
+                output = self._runner.launch(row_plan).collect()
             except Exception as error:
-                logger.exception("the request in slot %d is ended: its row raises", row.slot)
+                logger.exception("the request in slot %d is ended: its row raises", plan.rows[index].slot)
                 merged.errors[index] = f"the engine failed on this request ({type(error).__name__}); its log says more"
                 continue
             merged.token_ids[index] = output.token_ids[0]
@@ -133,7 +187,7 @@ class Engine:
             ):
                 if 0 in out:
                     into[index] = out[0]  # pyright: ignore[reportArgumentType] - pairs of equal dict types
-        if len(merged.errors) == len(plan.rows):
+        if alone and len(merged.errors) == len(alone):
             self._probe(plan)
         return merged
 

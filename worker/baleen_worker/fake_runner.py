@@ -84,6 +84,7 @@ def build_fake_runner(
         layout_id="fake",
         weights_bytes=0,
         kv_bytes=0,
+        computes_beside=True,
     )
 
 
@@ -124,7 +125,8 @@ class FakeRunner:
     def launch(self, plan: StepPlan) -> _FakeStep:
         """Binds slots and pages now, as a device's tables would be; tokens are computed by `collect`."""
         for admission in plan.admissions:
-            self._pages.admit(admission.slot, admission.sampling)
+            if not admission.resumes:
+                self._pages.admit(admission.slot, admission.sampling)
         bound: list[tuple[Owner | None, str | None]] = []
         for row in plan.rows:
             owner = self._pages.owner_of(row.slot)

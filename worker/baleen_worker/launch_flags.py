@@ -65,7 +65,6 @@ LAUNCH_FLAGS: tuple[LaunchFlag, ...] = (
     # Already true of this worker, or without effect on it.
     _switch("--trust-remote-code", "no effect: code in a model folder is never run"),
     _switch("--disable-cuda-graph", "already so: steps run without CUDA graphs"),
-    _switch("--disable-overlap-schedule", "already so: a step is collected before the next is planned"),
     _switch("--enable-mixed-chunk", "already so: prefill chunks and decodes share a step"),
     _switch(
         "--enable-priority-scheduling",

@@ -113,7 +113,8 @@ def start_engine(assignment: Assignment, end: End) -> Engine:
             load_seconds=time.monotonic() - started_s,
         )
     )
-    return Engine(scheduler, built.runner, end, end)
+    overlaps = built.computes_beside and not config.disable_overlap_schedule
+    return Engine(scheduler, built.runner, end, end, depth=2 if overlaps else 1)
 
 
 def _scheduler(config: WorkerConfig, built: BuiltRunner) -> Scheduler:

@@ -94,6 +94,7 @@ def build_runner(config: WorkerConfig, *, on_progress: Callable[[int, int], None
         layout_id=layout.layout_id,
         weights_bytes=report.weights_bytes,
         kv_bytes=pools.num_bytes,
+        computes_beside=device.type == "cuda",
     )
 
 

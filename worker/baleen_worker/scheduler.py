@@ -86,6 +86,7 @@ class Scheduler:
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
         self._num_preemptions = 0
+        self._num_host_dependent = 0
 
     # --- requests come and go -------------------------------------------------------------------------------------
 
@@ -190,17 +191,15 @@ class Scheduler:
         self._growth.stepped()
         return outputs
 
-    def known_tokens(self, plan: StepPlan) -> dict[int, list[int]]:
-        """The tokens that each row of a plan in flight computes, by row index, for requests that are not over.
+    def rows_alone(self, plan: StepPlan) -> dict[int, StepPlan]:
+        """Each row of the oldest plan in flight as a step of its own, by row index, to be computed (again).
 
-        Everything before the plan must be committed, so that tokens taken from the device are known by now.
+        Everything before that plan is committed, so tokens that were to come from the device are known. Rows of
+        requests that are over are left out.
         """
-        draft = next(draft for draft in self._flights if draft.rows is plan.rows)
-        return {
-            index: sequence.token_ids[row.start : row.start + row.num_tokens]
-            for index, (row, sequence) in enumerate(zip(plan.rows, draft.sequences, strict=True))
-            if sequence.state is not State.FINISHED
-        }
+        draft = self._flights[0]
+        assert draft.rows is plan.rows, f"step {plan.step} is taken apart but is not the oldest in flight"
+        return draft.rows_alone(plan)
 
     # --- what others may ask --------------------------------------------------------------------------------------
 
@@ -208,6 +207,11 @@ class Scheduler:
     def idle(self) -> bool:
         """Whether no request is live and no step is in flight."""
         return not self._live and not self._flights
+
+    @property
+    def host_decides(self) -> bool:
+        """Whether the next token of a running request depends on what the host makes of its last one."""
+        return self._num_host_dependent > 0
 
     @property
     def load(self) -> Load:
@@ -299,6 +303,7 @@ class Scheduler:
                 sequence.num_cached = start
                 self._num_cached_tokens += start
             self._prefilling[sequence.id] = sequence
+            self._num_host_dependent += sequence.host_dependent
             draft.admit(sequence)
             self._plan_chunk(draft, sequence)
 
@@ -330,11 +335,15 @@ class Scheduler:
         """Takes a running sequence's place away; it waits again, at once or when the steps in flight have landed."""
         self._num_preemptions += 1
         self._growth.preempted()
-        self._prefilling.pop(sequence.id, None)
-        self._decoding.pop(sequence.id, None)
+        self._stop_running(sequence)
         sequence.state = State.LEAVING
         if self._residency.leave(sequence):
             self._wait_again(sequence)
+
+    def _stop_running(self, sequence: Sequence) -> None:
+        self._prefilling.pop(sequence.id, None)
+        self._decoding.pop(sequence.id, None)
+        self._num_host_dependent -= sequence.host_dependent
 
     def _wait_again(self, sequence: Sequence) -> None:
         sequence.state = State.WAITING
@@ -414,8 +423,7 @@ class Scheduler:
         elif state is State.WAITING:
             self._waiting.remove(sequence)
         if state is State.RUNNING:
-            self._prefilling.pop(sequence.id, None)
-            self._decoding.pop(sequence.id, None)
+            self._stop_running(sequence)
             self._residency.leave(sequence)
         elif state is State.LEAVING and sequence.num_in_flight == 0:
             self._residency.landed(sequence)

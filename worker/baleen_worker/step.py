@@ -25,12 +25,15 @@ class Admission(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `token_ids` are its tokens so far, the prompt (`num_prompt` of them) and what was generated before a preemption;
     both are left empty unless its sampling depends on them (`SamplingParams.needs_history`).
+    `resumes`: the request has the slot already and keeps its pages; only what sampling remembers begins anew, because a
+    row is computed again that may have been computed before.
     """
 
     slot: int
     sampling: SamplingParams
     token_ids: Sequence[int] = ()
     num_prompt: int = 0
+    resumes: bool = False
 
 
 class PlannedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -133,7 +136,7 @@ class BuiltRunner:
     """A runner that is ready, and what it says about itself.
 
     `num_pages` counts the sink page. `layout_id` names the byte layout of a page: workers exchange pages only when it
-    is equal.
+    is equal. `computes_beside`: a launch returns before the step is done, so that planning the next one costs no time.
     """
 
     runner: Runner
@@ -143,3 +146,4 @@ class BuiltRunner:
     layout_id: str
     weights_bytes: int
     kv_bytes: int
+    computes_beside: bool = False

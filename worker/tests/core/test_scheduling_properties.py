@@ -182,18 +182,21 @@ def test_engine_answers_everybody_whatever_the_load() -> None:
         seed=st.integers(0, 2**32),
         max_running=st.integers(1, 12),
         num_step_pages=st.integers(1, 6),
-        num_pages=st.integers(8, 60),
+        num_pages=st.integers(8, 40),
         abort_share=st.sampled_from([0.0, 0.02, 0.2]),
+        depth=st.sampled_from([1, 2, 2]),
     )
-    def serve(seed: int, max_running: int, num_step_pages: int, num_pages: int, abort_share: float) -> None:
+    def serve(seed: int, max_running: int, num_step_pages: int, num_pages: int, abort_share: float, depth: int) -> None:
         nonlocal num_steps
-        num_steps += _serve_load(seed, max_running, num_step_pages * PAGE_SIZE, num_pages, abort_share)
+        num_steps += _serve_load(seed, max_running, num_step_pages * PAGE_SIZE, num_pages, abort_share, depth)
 
     serve()
     assert num_steps >= MIN_STEPS_ENGINE
 
 
-def _serve_load(seed: int, max_running: int, max_step_tokens: int, num_pages: int, abort_share: float) -> int:
+def _serve_load(
+    seed: int, max_running: int, max_step_tokens: int, num_pages: int, abort_share: float, depth: int
+) -> int:
     """Drives a real Engine with arrivals at random moments; returns the steps it took."""
     draw = random.Random(seed)
     rig = Rig(num_pages=num_pages)  # for its ledger
@@ -201,7 +204,7 @@ def _serve_load(seed: int, max_running: int, max_step_tokens: int, num_pages: in
     pages = PagePool(num_pages, on_free=runner.poison)
     scheduler = Scheduler(SchedulerLimits(max_running, max_step_tokens, 1000), pages, PrefixCache(pages))
     lines = Lines()
-    engine = Engine(scheduler, runner, lines, lines, clock_ms=lambda: 0.0)
+    engine = Engine(scheduler, runner, lines, lines, depth=depth, clock_ms=lambda: 0.0)
     longest = (num_pages - 1) * PAGE_SIZE
     arrivals: list[int] = sorted(draw.randrange(1500) for _ in range(60))
     steps = turn = 0
