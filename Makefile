@@ -35,7 +35,7 @@ PACKAGES := .venv/.packages
 BUILD_INPUTS := pyproject.toml kernels/pyproject.toml packaging/cargo_hook.py
 BUILT_GATEWAY := $(CARGO_TARGET_DIR)/$(BALEEN_CARGO_PROFILE)/gateway
 
-.PHONY: help setup serve test test-all lint fmt e2e bench proto lock clean
+.PHONY: help setup serve test test-all lint fmt e2e bench fuzz proto lock clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -89,6 +89,9 @@ fmt: $(DEPENDENCIES) ## format Python and Rust
 
 bench: setup ## measure, and write results and plots to bench/results
 	@$(VENV)/python bench/run.py
+
+fuzz: ## look for inputs that break the text path, FUZZ_SECONDS (60) a target; needs nightly Rust and cargo-fuzz
+	@PYTHON="$(PYTHON)" CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/fuzz" gateway/fuzz/run.sh
 
 proto: $(DEPENDENCIES) ## regenerate the Python code of the contract
 	$(VENV)/python proto/generate.py

@@ -50,12 +50,13 @@ class Outcome:
         return self.exit_code == 0 and self.failed == 0 and self.passed > 0
 
 
-def run_cargo() -> Outcome:
-    """Runs the Rust tests with the profile the gateway itself is built with."""
+def run_cargo(*, slow: bool) -> Outcome:
+    """Runs the Rust tests with the profile the gateway itself is built with; `slow` gives some of them more to do."""
     command = ["cargo", "test", "--locked", "--workspace", "--profile", os.environ.get("BALEEN_CARGO_PROFILE", "ci")]
     outcome = Outcome("rust")
     started = time.monotonic()
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    environment = os.environ | ({"BALEEN_TEST_ALL": "1"} if slow else {})
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:
         sys.stdout.write(line)
@@ -129,7 +130,7 @@ def main() -> int:
     outcomes: list[Outcome] = []
     for suite in arguments.suites or SUITES:
         print(f"\n== {suite}", flush=True)
-        outcomes.append(run_cargo() if suite == "rust" else run_pytest(suite, slow=arguments.all))
+        outcomes.append(run_cargo(slow=arguments.all) if suite == "rust" else run_pytest(suite, slow=arguments.all))
     print_summary(outcomes, slow=arguments.all)
     return 0 if all(outcome.ok for outcome in outcomes) else 1
 

@@ -18,16 +18,23 @@ use crate::openai::models::ModelCard;
 use crate::openai::response::ResponseHead;
 use crate::openai::{Abilities, InvalidRequest, Limits, ModelFacts};
 use crate::telemetry::Metrics;
+use crate::text::spans::SpanCache;
 use crate::text::tokenizer::Tokenizer;
+use crate::text_pool::TextPool;
 use crate::worker::calls::sha256_hex;
 use crate::worker::pool::{ModelGate, Pool};
 use crate::worker::{TokenizerFiles, WorkerInfo};
+
+/// Memory for the ids of texts that were tokenized before: some hundred long conversations. Taken as it is needed.
+const SPAN_CACHE_BYTES: usize = 256 << 20;
 
 /// The one model this gateway serves, as the first worker described it.
 pub struct Model {
     /// Name clients use.
     pub name: String,
     pub tokenizer: Arc<Tokenizer>,
+    pub spans: SpanCache,
+    pub text_pool: TextPool,
     pub info: WorkerInfo,
     pub facts: ModelFacts,
     pub limits: Limits,
@@ -168,6 +175,8 @@ impl FirstModel {
         Ok(Model {
             name: config.served_model_name.clone().unwrap_or_else(|| info.model_id.clone()),
             tokenizer: Arc::new(tokenizer),
+            spans: SpanCache::new(SPAN_CACHE_BYTES),
+            text_pool: TextPool::new().map_err(|error| format!("cannot start threads for long texts: {error}"))?,
             info: info.clone(),
             facts: ModelFacts {
                 vocab_size: info.vocab_size,

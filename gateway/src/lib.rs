@@ -16,4 +16,5 @@ pub mod route;
 pub mod supervisor;
 pub mod telemetry;
 pub mod text;
+pub mod text_pool;
 pub mod worker;

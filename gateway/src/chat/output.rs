@@ -136,6 +136,4 @@ impl OutputFold {
 }
 
 #[cfg(test)]
-mod cost;
-#[cfg(test)]
 mod tests;

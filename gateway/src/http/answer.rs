@@ -26,7 +26,8 @@ use crate::openai::response::{FinishReason, StopReason};
 use crate::openai::{InvalidRequest, StreamSpec};
 use crate::telemetry::{EndpointName, Metrics, Outcome};
 
-/// Bodies above this are parsed and tokenized on a thread that may block.
+/// Bodies above this are parsed and tokenized on a thread for long texts; shorter ones take less time than a change of
+/// threads.
 const LARGE_BODY_BYTES: usize = 16 * 1024;
 
 /// How long a stream's headers wait for its first news, so that a refusal by the worker still gets its status.
@@ -262,13 +263,13 @@ async fn collect(generation: &mut Generation) -> Result<(), GenerateError> {
     Ok(())
 }
 
-/// Runs `work` on a body: at once if it is small, on a thread that may block if not.
+/// Runs `work` on a body: at once if it is small, on a thread for long texts if not.
 async fn off_runtime<T: Send + 'static>(model: &Arc<Model>, body: Bytes, work: Work<T>) -> Result<T, ApiError> {
     if body.len() <= LARGE_BODY_BYTES {
         return Ok(work(model, &body)?);
     }
-    let model = model.clone();
-    let done = tokio::task::spawn_blocking(move || work(&model, &body)).await;
+    let shared = model.clone();
+    let done = model.text_pool.run(move || work(&shared, &body)).await;
     Ok(done.map_err(|_| ApiError::internal())??)
 }
 

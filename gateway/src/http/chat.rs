@@ -63,9 +63,10 @@ pub(super) fn specify(model: &Model, request: ChatRequest) -> Result<Specified, 
     let constraint = model.compile(rule)?;
     let encoded = encode(&messages, &options, &model.tokenizer)?;
     let token_ids = model
-        .tokenizer
-        .encode_segments(&encoded.segments)
-        .map_err(|error| InvalidRequest::from_tokenizer(&error, "messages"))?;
+        .spans
+        .encode(&model.tokenizer, &encoded.segments, &generation.cache_salt)
+        .map_err(|error| InvalidRequest::from_tokenizer(&error, "messages"))?
+        .token_ids;
     let max_tokens = generation.fit_context(token_ids.len(), "messages", &model.facts)?;
     let mut spec = GenerateSpec::new(
         &generation,

@@ -18,6 +18,16 @@ pub enum Segment {
     Control(u32),
 }
 
+impl Segment {
+    /// Bytes of text in it.
+    pub fn text_len(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Control(_) => 0,
+        }
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
     #[error("tokenizer.json cannot be read: {0}")]
@@ -63,10 +73,15 @@ impl Tokenizer {
         for segment in segments {
             match segment {
                 Segment::Control(id) => ids.push(*id),
-                Segment::Text(text) => ids.extend(self.backend.encode_plain(text)?),
+                Segment::Text(text) => ids.extend(self.encode_text(text)?),
             }
         }
         Ok(ids)
+    }
+
+    /// Ids of one segment of text.
+    pub fn encode_text(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        self.backend.encode_plain(text)
     }
 
     /// Ids of a text as given: control tokens spelled in it are recognised, none is added.

@@ -6,6 +6,7 @@ mod chat;
 mod completions;
 mod constraints;
 mod fake_worker;
+mod fuzz_targets;
 mod gateway;
 mod http_rules;
 mod lifecycle;

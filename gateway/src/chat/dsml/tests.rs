@@ -1,11 +1,12 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use proptest::prelude::*;
 use serde_json::Value;
 
 use crate::chat::calls::{CallParser, Dialect};
 use crate::chat::delta::Delta;
 use crate::chat::markers::{Lexer, Marker, Piece};
+
+mod properties;
 
 const GOLDEN: &str = include_str!("../../../tests/data/dsml/parse.jsonl");
 
@@ -230,6 +231,33 @@ fn an_invoke_without_a_sound_tag_is_dropped_and_its_siblings_stay() {
 }
 
 #[test]
+fn of_two_parameters_of_one_name_the_first_counts() {
+    let parameter = "<｜DSML｜parameter name=\"city\" string=\"true\">Oslo</｜DSML｜parameter>";
+    for second in ["Bergen", ""] {
+        let twice = OSLO.replace(parameter, &format!("{parameter}\n{}", parameter.replace("Oslo", second)));
+        assert_eq!(chat(&block(&twice)).calls, oslo());
+        let json = parameter.replace("true", "false").replace("Oslo", "[1]");
+        let mixed = OSLO.replace(parameter, &format!("{parameter}\n{json}"));
+        assert_eq!(chat(&block(&mixed)).calls, oslo());
+    }
+}
+
+#[test]
+fn a_call_that_was_cut_stays_as_unfinished_as_it_is() {
+    let cut = Run { dialect: Dialect::V32, thinking: false, is_cut: true };
+    let body = OSLO.trim_end_matches("</｜DSML｜invoke>");
+    for (ending, arguments) in
+        [("", "{\"city\": \"Oslo\""), ("</", "{\"city\": \"Oslo\""), ("\n", "{\"city\": \"Oslo\"")]
+    {
+        let text = format!("{}{ending}", block(body).trim_end_matches("\n</｜DSML｜function_calls>"));
+        let answer = cut.chunks([text.as_str()]);
+        assert_eq!((answer.calls[0].1.as_str(), answer.complete), (arguments, 0), "{ending:?}");
+        // The same, come to its end: the parameter is closed, so the call is whole.
+        assert_eq!((chat(&text).calls, chat(&text).complete), (oslo(), 1), "{ending:?}");
+    }
+}
+
+#[test]
 fn strings_stream_and_json_waits_for_its_end() {
     let mut parser = CallParser::new(Dialect::V32, false, u32::MAX);
     let mut lexer = Lexer::new(Marker::DSML_SET);
@@ -261,125 +289,4 @@ fn calls_beyond_the_bound_are_discarded() {
     Lexer::new(Marker::DSML_SET).push(&text, |piece| parser.push(piece, &mut delta));
     parser.finish(false, &mut delta);
     assert_eq!((delta.calls.len(), parser.num_complete_calls()), (1, 1));
-}
-
-/// Output in which whole, broken and unfinished markup is frequent.
-fn output() -> impl Strategy<Value = String> {
-    let piece = prop_oneof![
-        prop::sample::select(vec![
-            "<",
-            "/",
-            "</",
-            ">",
-            "\n",
-            "\n\n",
-            " ",
-            "\"",
-            "=",
-            "name=\"",
-            "string=\"true\"",
-            "string=\"false\"",
-            "｜DSML｜",
-            "<｜DSML｜",
-            "</｜DSML｜",
-            "function_calls",
-            "invoke",
-            "parameter",
-            "function_calls>\n",
-            "invoke>",
-            "parameter>",
-            "</think>",
-            "<think>",
-            "<｜DSML｜function_calls>\n",
-            "</｜DSML｜function_calls>",
-            "<｜DSML｜invoke name=\"f\">\n",
-            "</｜DSML｜invoke>\n",
-            "<｜DSML｜parameter name=\"a\" string=\"true\">",
-            "<｜DSML｜parameter name=\"b\" string=\"false\">",
-            "</｜DSML｜parameter>\n",
-            "{\"a\": 1}",
-            "[1]",
-            "😀",
-            "中",
-        ])
-        .prop_map(str::to_owned),
-        "[ -~]{0,4}",
-        any::<char>().prop_map(String::from),
-    ];
-    prop::collection::vec(piece, 0..24).prop_map(|pieces| pieces.concat())
-}
-
-/// What a model can say: names without quotes, and values without their own end.
-fn calls() -> impl Strategy<Value = Vec<(String, Vec<(String, Value)>)>> {
-    let json = prop_oneof![
-        Just(Value::Null),
-        any::<bool>().prop_map(Value::from),
-        any::<i64>().prop_map(Value::from),
-        prop::collection::vec("\\PC{0,4}", 0..3).prop_map(Value::from),
-        "[^｜]{0,20}".prop_map(Value::from),
-        output().prop_map(|text| Value::from(
-            text.replace("parameter", "p")
-                .replace("invoke", "i")
-                .replace("function_calls", "c")
-                .replace("tool_calls", "t")
-        )),
-    ];
-    let key = "[^\"｜]{0,6}";
-    let call = ("[a-zA-Z0-9_-]{1,8}", prop::collection::vec((key, json), 0..4));
-    prop::collection::vec(call, 1..4)
-}
-
-proptest! {
-    #[test]
-    fn any_division_gives_the_same(text in output(), is_thinking: bool, is_cut: bool) {
-        let run = Run { dialect: Dialect::V32, thinking: is_thinking, is_cut };
-        let whole = run.chunks([text.as_str()]);
-        prop_assert_eq!(&run.chunks(chars(&text)), &whole);
-        for (at, _) in text.char_indices() {
-            prop_assert_eq!(&run.chunks([&text[..at], &text[at..]]), &whole, "cut at {}", at);
-        }
-        prop_assert!(!whole.content.contains("｜DSML｜"), "{}", whole.content);
-        let sound = whole.calls.iter().filter(|(_, arguments)| serde_json::from_str::<Value>(arguments).is_ok()).count();
-        prop_assert!(sound >= whole.complete as usize, "{:?}", whole);
-        prop_assert!(whole.calls.len() <= whole.complete as usize + 1, "{:?}", whole);
-    }
-
-    #[test]
-    fn legacy_outputs_are_total_too(text in output(), is_thinking: bool) {
-        let text = text.replace("<｜DSML｜", "<｜tool▁call▁begin｜>").replace("｜DSML｜", "<｜tool▁sep｜>");
-        for dialect in [Dialect::V31, Dialect::V3] {
-            let run = Run { dialect, thinking: is_thinking, is_cut: false };
-            prop_assert_eq!(run.chunks(chars(&text)), run.chunks([text.as_str()]));
-        }
-    }
-
-    #[test]
-    fn what_is_rendered_is_read_back(calls in calls(), content in "[^｜<]{0,20}", reasoning in "[^｜<]{0,20}") {
-        use crate::chat::encode::{Message, Role, ToolCall, EncodeOptions, Ending, encode};
-        use crate::text::tokenizer::{Segment, fixture::small};
-        let mut message = Message::new(Role::Assistant, content.clone());
-        message.reasoning.clone_from(&reasoning);
-        message.tool_calls = calls
-            .into_iter()
-            .map(|(name, arguments)| ToolCall { id: None, name, arguments: arguments.into_iter().collect() })
-            .collect();
-        let options = EncodeOptions { ending: Ending::Closed, add_begin_of_sentence: false, ..EncodeOptions::request(true, false) };
-        let tokenizer = small();
-        let encoded = encode(std::slice::from_ref(&message), &options, &tokenizer).unwrap();
-        let markers = [Marker::Dsml, Marker::ThinkClose, Marker::EndOfSentence];
-        let pieces = encoded.segments.iter().map(|segment| match segment {
-            Segment::Text(text) => Piece::Text(text),
-            Segment::Control(id) => {
-                Piece::Marker(markers.into_iter().find(|marker| tokenizer.control(marker.text()) == Some(*id)).unwrap())
-            }
-        });
-        let pieces = pieces.filter(|piece| *piece != Piece::Marker(Marker::EndOfSentence));
-        let answer = Run { dialect: Dialect::V32, thinking: true, is_cut: false }.pieces(pieces);
-        prop_assert_eq!((answer.content, answer.reasoning), (content, reasoning));
-        prop_assert_eq!(answer.calls.len(), message.tool_calls.len());
-        for ((name, arguments), call) in answer.calls.iter().zip(&message.tool_calls) {
-            prop_assert_eq!(name, &call.name);
-            prop_assert_eq!(serde_json::from_str::<Value>(arguments).unwrap(), Value::Object(call.arguments.clone()));
-        }
-    }
 }

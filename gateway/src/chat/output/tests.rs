@@ -133,6 +133,16 @@ fn half_a_character_at_the_end_of_either_part_becomes_a_replacement() {
 }
 
 #[test]
+fn half_a_character_before_a_marker_ends_there_where_calls_are_read_too() {
+    let whale = ids("🐳");
+    let half = &whale[..whale.len() - 1];
+    let tokens = [half, &[END_THINK], &ids("ok"), half, &[DSML], &whale].concat();
+    let with_tools = OutputOptions { max_tool_calls: u32::MAX, ..options(&[], true) };
+    let folded = fold(&tokens, with_tools);
+    assert_eq!((folded.reasoning.as_str(), folded.content.as_str()), ("\u{FFFD}", "ok\u{FFFD}🐳"));
+}
+
+#[test]
 fn text_is_held_back_no_longer_than_needed() {
     let mut fold = OutputFold::new(small(), options(&["\n\nUser:"], false));
     let mut seen = Vec::new();

@@ -8,6 +8,8 @@ use super::fixture::{SMALL_JSON, VOCAB_SIZE, WHOLE_VOCAB_SIZE, small, small_id, 
 use super::vocabulary::Vocabulary;
 use super::{Segment, Tokenizer, TokenizerError};
 
+mod parity;
+
 fn small_json() -> Value {
     serde_json::from_slice(SMALL_JSON).unwrap()
 }

@@ -1,0 +1,31 @@
+//! What text costs: parsing of output, tokenization of prompts, and one streamed token, in CPU time of one thread.
+//!
+//! Prints one JSON object; `bench/text_path.py` runs it and holds it against the bars. With
+//! `BALEEN_V32_TOKENIZER=/path/to/tokenizer.json` prompts are tokenized by the whole vocabulary of DeepSeek-V3.2,
+//! without it by the micro model's. `text_path parser` (or `tokens`, `stream`) measures one part alone.
+
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement prints its result and stops at an error")]
+
+mod clock;
+mod corpus;
+mod parser;
+mod shapes;
+mod stream;
+mod tokens;
+
+use serde_json::{Map, Value, json};
+
+type Part = (&'static str, fn() -> Value);
+
+const PARTS: &[Part] = &[("parser", parser::measure), ("tokens", tokens::measure), ("stream", stream::measure)];
+
+fn main() {
+    let asked: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    let mut result = Map::new();
+    for (name, measure) in PARTS {
+        if asked.is_empty() || asked.iter().any(|part| part == name) {
+            result.insert((*name).to_owned(), measure());
+        }
+    }
+    println!("{:#}", json!(result));
+}
