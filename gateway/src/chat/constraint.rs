@@ -1,8 +1,8 @@
 //! What an answer must look like, compiled into data that a worker enforces token by token.
 //!
 //! A rule about content alone is passed on as it is. As soon as tool calls are part of the answer, everything is
-//! compiled into one structural tag, in the JSON format of xgrammar. Control tokens stand in it by their ids, and no
-//! text of it may spell one: what the grammar takes for markup is markup to the parser as well.
+//! compiled into one structural tag, in the JSON format of xgrammar. Control tokens stand in it by their ids and are no
+//! text to it, spelled or not: what the grammar takes for markup is markup to the parser, and nothing else is.
 //!
 //! Pure: no request types, no worker types.
 
@@ -140,7 +140,7 @@ impl AnswerRule {
                 let block = writer.block(calls)?;
                 match content {
                     _ if calls.required => writer.after_separator(block),
-                    None => format::sequence(vec![writer.free_text(), format::optional(block)]),
+                    None => format::sequence(vec![format::any_text(), format::optional(block)]),
                     Some(content) => format::either(vec![content_format(content), writer.after_separator(block)]),
                 }
             }

@@ -1,7 +1,7 @@
 """The grammars that the gateway compiles from tools: xgrammar admits the outputs it should, and no others.
 
 The rows are those that the gateway's own tests compile. An output is tokenized as the model writes it, control tokens
-by their ids; the vocabulary holds the text of every token, as a worker's does.
+by their ids. To a grammar they are bytes that no text holds, so that only their ids admit them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
@@ -47,18 +48,19 @@ def control_tokens() -> dict[str, int]:
 @cache
 def compiler() -> Any:
     alphabet = byte_alphabet()
-    texts = {number: text for text, number in control_tokens().items()}
+    controls = set(control_tokens().values())
     vocabulary: list[bytes] = []
     for number in range(tokenizer().get_vocab_size()):
-        if number in texts:
-            vocabulary.append(texts[number].encode())
+        if number in controls:
+            vocabulary.append(b"\xff\xff" + number.to_bytes(4))
         else:
             token = tokenizer().id_to_token(number) or ""
             vocabulary.append(bytes(alphabet[character] for character in token))
     info = xgrammar.TokenizerInfo(
         vocabulary, xgrammar.VocabType.RAW, vocab_size=len(vocabulary), stop_token_ids=[END_OF_SENTENCE]
     )
-    return xgrammar.GrammarCompiler(info)
+    # Its cache of rules takes two rules for one that differ in the token they ask for alone (seen in 0.2.8).
+    return xgrammar.GrammarCompiler(info, cache_enabled=False)
 
 
 def token_ids(output: str, *, spells_markers: bool = False) -> list[int]:
@@ -75,9 +77,15 @@ def token_ids(output: str, *, spells_markers: bool = False) -> list[int]:
 
 
 def admits(tag: dict[str, Any], ids: list[int]) -> bool:
-    """Whether the model could write these tokens and end."""
+    """Whether the model could write these tokens and end: a mask lets each of them pass, and so does the grammar."""
     matcher = xgrammar.GrammarMatcher(compiler().compile_structural_tag(json.dumps(tag)))
-    return all(matcher.accept_token(number) for number in [*ids, END_OF_SENTENCE])
+    words: Any = np.empty((1, -(-tokenizer().get_vocab_size() // 32)), dtype=np.int32)
+    for number in [*ids, END_OF_SENTENCE]:
+        matcher.fill_next_token_bitmask(words)
+        passes = bool(np.unpackbits(words.view(np.uint8), bitorder="little")[number])
+        if not passes or not matcher.accept_token(number):
+            return False
+    return True
 
 
 CASES = [(row["name"], row["tag"], output, True) for row in ROWS for output in row["accepts"]]

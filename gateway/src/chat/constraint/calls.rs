@@ -6,7 +6,6 @@ use super::format::{self, Markup};
 use super::parameters::{Argument, arguments};
 use super::{CallRule, ConstraintError, FunctionRule, schema};
 use crate::chat::calls::Dialect;
-use crate::chat::encode::DSML;
 use crate::chat::markers::Marker;
 use crate::text::tokenizer::{Tokenizer, TokenizerError};
 
@@ -43,14 +42,6 @@ impl CallWriter {
             },
         };
         Ok(Self { tokens })
-    }
-
-    /// Text without the markup that begins a block.
-    pub fn free_text(&self) -> Value {
-        format::any_text(match self.tokens {
-            Tokens::Dsml(_) => DSML,
-            Tokens::Legacy { .. } => Marker::CallsBegin.text(),
-        })
     }
 
     /// A block as it stands when no text is before it.
@@ -150,7 +141,7 @@ fn declared(marker: u32, arguments: Vec<Argument>) -> Value {
 fn undeclared(marker: u32) -> Value {
     let name = || format::regex(FREE_NAME);
     let not_a_string = json!({ "type": ["number", "boolean", "null", "array", "object"] });
-    let text = parameter(marker, name(), "true", format::any_text(DSML));
+    let text = parameter(marker, name(), "true", format::any_text());
     let json = parameter(marker, name(), "false", format::argument_json(not_a_string));
     let parameters = format::repeated(format::either(vec![text, json]));
     format::either(vec![format::text("\n"), parameters])

@@ -18,14 +18,14 @@ fn token(id: u32) -> Value {
     json!({ "type": "token", "token": id })
 }
 
-/// Any text, `excluded` aside.
-pub fn any_text(excluded: &str) -> Value {
-    json!({ "type": "any_text", "excludes": [excluded] })
+/// Any text. A list of exclusions, even an empty one, would make it any bytes and with them any control token.
+pub fn any_text() -> Value {
+    json!({ "type": "any_text" })
 }
 
-/// At most so many characters of any text, `excluded` aside.
-pub fn short_text(excluded: &str, max_chars: u64) -> Value {
-    json!({ "type": "any_text", "excludes": [excluded], "max_chars": max_chars })
+/// At most so many characters of any text.
+pub fn short_text(max_chars: u64) -> Value {
+    json!({ "type": "any_text", "max_chars": max_chars })
 }
 
 pub fn regex(pattern: &str) -> Value {
