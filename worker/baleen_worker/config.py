@@ -51,6 +51,7 @@ class WorkerConfig:
     `chunked_prefill_size` is the token budget of one step, decodes included; -1 computes any prompt in one step.
     `context_length` only lowers the model's own. `model_overrides` is a JSON object of keys of config.json, or "".
     `logit_processors`: name and "module:attribute" of each plugin that requests may name.
+    `constraint_compile_ms`: how long a grammar may take; `constraint_cache_mib`: memory for compiled ones.
     `radix_cache_max_tokens` bounds what the prefix cache keeps beyond running requests; without it, the pages do.
     """
 
@@ -66,6 +67,8 @@ class WorkerConfig:
     chunked_prefill_size: int = 2048
     context_length: int | None = None
     logit_processors: tuple[tuple[str, str], ...] = ()
+    constraint_compile_ms: int = 1000
+    constraint_cache_mib: int = 256
     page_size: int = PAGE_SIZE_TOKENS
     disable_overlap_schedule: bool = False
     disable_radix_cache: bool = False
@@ -114,6 +117,8 @@ def parse(arguments: Sequence[str]) -> LaunchConfig:
         chunked_prefill_size=values["chunked_prefill_size"],
         context_length=values["context_length"],
         logit_processors=_logit_processors(values),
+        constraint_compile_ms=values["constraint_compile_ms"],
+        constraint_cache_mib=values["constraint_cache_mib"],
         disable_overlap_schedule=values["disable_overlap_schedule"],
         disable_radix_cache=values["disable_radix_cache"],
         radix_cache_max_tokens=values["radix_cache_max_tokens"],
@@ -230,6 +235,21 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME=MODULE:ATTRIBUTE",
         help="a plugin that requests may name in logit_processors; may be repeated. Installed ones need no flag",
+    )
+
+    add(
+        "--constraint-compile-ms",
+        type=_integer(10, 600_000),
+        default=1000,
+        metavar="MS",
+        help="time for a schema or grammar to compile before it is refused (default %(default)s)",
+    )
+    add(
+        "--constraint-cache-mib",
+        type=_integer(1),
+        default=256,
+        metavar="MIB",
+        help="memory for compiled schemas and grammars (default %(default)s)",
     )
 
     add = parser.add_argument_group("tests and measurements").add_argument

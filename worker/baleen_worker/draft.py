@@ -53,6 +53,7 @@ class Draft:
                     new_pages,
                     True,
                     start + 1 - sequence.num_prompt,
+                    mask=b"" if sequence.guide is None else sequence.next_mask,
                     from_device=from_device,
                 )
             )
@@ -75,6 +76,7 @@ class Draft:
             new_pages=sequence.pages[bound:],
             sample=sample,
             output_index=sequence.num_output,
+            mask=sequence.next_mask if sample else b"",
             score_token_ids=_to_score(sequence, start, end),
         )
         sequence.num_bound = len(sequence.pages)

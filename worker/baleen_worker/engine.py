@@ -19,6 +19,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from baleen_worker.cache.pages import SINK_PAGE
 from baleen_worker.messages import Abort, AbortStream, Command, Event, Flush, Flushed, StepDone, Submit, to_columns
 from baleen_worker.request import SamplingParams
@@ -27,9 +29,14 @@ from baleen_worker.step import Admission, PlannedRow, StepOutput, StepPlan
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from baleen_worker.output import Output
+    from baleen_worker.grammar.room import GrammarRoom
+    from baleen_worker.output import Load, Output
+    from baleen_worker.request import Request, RequestId
     from baleen_worker.scheduler import Scheduler
     from baleen_worker.step import Runner, StepHandle
+
+# How long a command may wait while nothing but grammars or masks are being made.
+_NAP_S = 0.002
 
 logger = logging.getLogger(__name__)
 
@@ -73,23 +80,33 @@ class Engine:
         outbox: Outbox,
         *,
         depth: int = 1,
+        room: GrammarRoom | None = None,
         clock_ms: Callable[[], float] = lambda: time.monotonic() * 1000,
     ) -> None:
-        """`depth` 1: a step is collected before the next is planned."""
+        """`depth` 1: a step is collected before the next is planned.
+
+        `room`: where requests with a constraint wait for their grammar; without one, there must be none.
+        """
         self._depth = depth
         self._flights: deque[_Flight] = deque()
         self._scheduler = scheduler
         self._runner = runner
         self._inbox = inbox
         self._outbox = outbox
+        self._room = room
         self._clock_ms = clock_ms
         self._step = 0
+        self._waits = False
         self._load = scheduler.load
 
     def run(self) -> None:
         """Turns for ever; sleeps on the inbox while there is nothing to do. Raises RunnerBrokenError."""
-        while True:
-            self.turn(wait=True)
+        try:
+            while True:
+                self.turn(wait=True)
+        finally:
+            if self._room is not None:
+                self._room.close()
 
     def turn(self, *, wait: bool = False) -> bool:
         """One turn of the loop; returns whether a step was launched or collected.
@@ -97,21 +114,37 @@ class Engine:
         `wait` blocks for a command when idle.
         """
         scheduler = self._scheduler
-        was_idle = scheduler.idle
+        was_idle = self._idle
         outputs: list[Output] = []
         for command in self._inbox.drain(wait=wait and was_idle):
             self._apply(command, outputs)
         outputs += scheduler.expire(self._clock_ms())
+        if self._room:
+            self._leave_room(self._room, outputs)
+        outputs += scheduler.end_exhausted()
         progress = self._step_once(outputs)
-        load = scheduler.load
+        load = self._current_load
         if outputs or load != self._load:
             self._load = load
             self._outbox.publish(StepDone(self._step, to_columns(outputs), load))
         if not scheduler.idle:
-            assert progress, "requests are live but no step can be planned"
+            assert progress or self._waits, "requests are live but no step can be planned"
         elif not was_idle:
             scheduler.check_idle()
+        if not progress and wait and self._room is not None and not self._idle:
+            self._room.wait(_NAP_S)
         return progress
+
+    @property
+    def _idle(self) -> bool:
+        return self._scheduler.idle and not self._room
+
+    @property
+    def _current_load(self) -> Load:
+        load = self._scheduler.load
+        if not self._room:
+            return load
+        return msgspec.structs.replace(load, waiting_requests=load.waiting_requests + len(self._room))
 
     def _step_once(self, outputs: list[Output]) -> bool:
         """Launches the next step and collects the oldest, if there are as many in flight as there may be."""
@@ -120,6 +153,7 @@ class Engine:
         depth = 1 if self._scheduler.host_decides else self._depth
         while len(flights) >= depth:
             self._land(outputs)
+        self._waits = self._scheduler.waits_for_masks  # asked first: a mask may get ready meanwhile
         plan = self._scheduler.plan()
         if plan is not None:
             self._launch(plan)
@@ -134,13 +168,35 @@ class Engine:
         match command:
             case Submit(requests):
                 now_ms = self._clock_ms()
-                outputs += [refusal for request in requests if (refusal := scheduler.add(request, now_ms))]
+                outputs += [refusal for request in requests if (refusal := self._add(request, now_ms))]
             case Abort(ids):
-                outputs += [end for request_id in ids if (end := scheduler.abort(request_id))]
-            case AbortStream(stream):
-                scheduler.abort_stream(stream)  # nobody is left to be told
+                outputs += [end for request_id in ids if (end := self._abort(request_id))]
+            case AbortStream(stream):  # nobody is left to be told
+                scheduler.abort_stream(stream)
+                if self._room is not None:
+                    self._room.abort_stream(stream)
             case Flush(ticket):
-                self._outbox.publish(Flushed(ticket, scheduler.flush()))
+                self._outbox.publish(Flushed(ticket, scheduler.flush() if self._idle else None))
+
+    def _add(self, request: Request, now_ms: float) -> Output | None:
+        if request.constraint is None:
+            return self._scheduler.add(request, now_ms)
+        assert self._room is not None, "a constraint was accepted that nothing here can compile"
+        return self._room.enter(request, now_ms)
+
+    def _abort(self, request_id: RequestId) -> Output | None:
+        in_room = None if self._room is None else self._room.abort(request_id)
+        return in_room or self._scheduler.abort(request_id)
+
+    def _leave_room(self, room: GrammarRoom, outputs: list[Output]) -> None:
+        """Requests whose grammar is ready go on to the scheduler, those that cannot be served end."""
+        outputs += room.expire(self._clock_ms())
+        admitted, ends = room.leave()
+        outputs += ends
+        for entry in admitted:
+            refusal = self._scheduler.add(entry.request, entry.arrival_ms, entry.guide)
+            if refusal is not None:
+                outputs.append(refusal)
 
     def _launch(self, plan: StepPlan) -> None:
         handle = None

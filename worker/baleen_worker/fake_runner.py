@@ -7,6 +7,8 @@ whose tables it is, and a row reads its last state from there, as attention woul
 granted twice, given back too early or never written is found when it is used, and the row fails with a sentence that
 says which it was.
 
+A row's mask moves its token to the next one that is allowed.
+
 Pages that a slot starts from, because an earlier request has computed the same tokens, must be full, in their place,
 and each begin with the very state that the one before it ends with. A chain of pages that is sound but spells another
 prompt gives other tokens.
@@ -22,6 +24,7 @@ import time
 from typing import TYPE_CHECKING
 
 from baleen_worker.fake_pages import PAGE_SIZE, START_STATE, FakePages, Owner, ViolationError
+from baleen_worker.grammar.guide import first_allowed
 from baleen_worker.step import BuiltRunner, PlannedRow, StepOutput, StepPlan, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -184,6 +187,8 @@ class FakeRunner:
             for place in range(-(-end // PAGE_SIZE)):
                 self._pages.check_page(owner, place, end)
         token_id = self._sample(owner, state, row)
+        if row.mask:
+            token_id = first_allowed(row.mask, token_id, self._vocab_size)
         owner.sampled[end] = token_id
         if owner.sampling.logprobs is not None:
             output.logprobs[index] = self._describe([(token_id, state)], owner.sampling.logprobs)

@@ -26,15 +26,14 @@ import msgspec
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from baleen_worker.config import ConfigError, LaunchConfig, WorkerConfig
-from baleen_worker.limits import SAMPLING_FEATURES, ModelFacts
+from baleen_worker.config import ConfigError, LaunchConfig
+from baleen_worker.limits import model_facts
 from baleen_worker.messages import Fatal, Flushed, Loading, Ready, StepDone
 from baleen_worker.model_config import ModelConfig, load_model_config
 from baleen_worker.pb import worker_pb2 as pb
 from baleen_worker.rank import Assignment
 from baleen_worker.server import PROTOCOL_VERSION, SERVICE_NAME, WorkerService, WorkerState
 from baleen_worker.streams import StreamEndedError, Streams
-from baleen_worker.vocabulary import read_control_tokens
 from baleen_worker.wire import HeadEnd
 
 if TYPE_CHECKING:
@@ -72,7 +71,6 @@ class _Head:
     def __init__(self, config: LaunchConfig) -> None:
         self._model = _read_model(config)
         self._config = config = fit_to_model(config, self._model)
-        self._think_ids = _think_ids(config.worker.model_dir)
         self._state = WorkerState(boot_epoch=secrets.randbits(64), files=_tokenizer_files(config.worker.model_dir))
         self._streams = Streams()
         self._rank_end = HeadEnd()
@@ -143,14 +141,10 @@ class _Head:
         # A request must fit when it runs alone, so a context that the pool cannot hold does not exist.
         assert config.worker.context_length is not None, "the configuration was not fitted to the model"
         context_length = min(config.worker.context_length, pages * config.worker.page_size)
-        self._state.model = ModelFacts(
-            vocab_size=self._model.vocab_size,
-            context_length=context_length,
-            eos_token_ids=tuple(self._model.eos_token_ids),
-            think_ids=self._think_ids,
-            logit_processors=tuple(name for name, _ in config.worker.logit_processors),
-            features=_features(config.worker),
-        )
+        try:
+            self._state.model = facts = model_facts(self._model, config.worker, context_length)
+        except ValueError as error:
+            raise FatalError(str(error)) from None
         tokenizer = self._state.files.get(pb.TOKENIZER_FILE_TOKENIZER)
         self._state.info = pb.GetInfoResponse(
             protocol_version=PROTOCOL_VERSION,
@@ -173,7 +167,7 @@ class _Head:
             dtype=ready.dtype,
             device=ready.device,
             eos_token_ids=self._model.eos_token_ids,
-            features=_features(config.worker),
+            features=facts.features,
         )
         facts = {
             "device": ready.device,
@@ -369,20 +363,6 @@ def _read_model(config: LaunchConfig) -> ModelConfig:
         return load_model_config(config.worker.model_dir, config.worker.model_overrides)
     except ValueError as error:
         raise FatalError(str(error)) from None
-
-
-def _think_ids(model_dir: Path) -> tuple[int, int] | None:
-    try:
-        control_ids = read_control_tokens(model_dir)
-    except ValueError as error:
-        raise FatalError(str(error)) from None
-    ids = control_ids.get("<think>"), control_ids.get("</think>")
-    return None if ids[0] is None or ids[1] is None else (ids[0], ids[1])
-
-
-def _features(worker: WorkerConfig) -> tuple[str, ...]:
-    """What GetInfo lists; the fake runner has no logits to change."""
-    return ("prompt_logprobs",) if worker.runner == "fake" else ("prompt_logprobs", *SAMPLING_FEATURES)
 
 
 def fit_to_model(config: LaunchConfig, model: ModelConfig) -> LaunchConfig:

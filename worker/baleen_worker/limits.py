@@ -16,10 +16,13 @@ import msgspec
 
 from baleen_worker.output import RequestError
 from baleen_worker.request import Constraint, ErrorCode, Request, SamplingParams, ThinkingBudget
+from baleen_worker.vocabulary import TOKENIZER_FILE, read_control_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from baleen_worker.config import WorkerConfig
+    from baleen_worker.model_config import ModelConfig
     from baleen_worker.pb import worker_pb2 as pb
 
 REQUEST_ID_BYTES = 16
@@ -97,6 +100,25 @@ class ModelFacts:
     think_ids: tuple[int, int] | None = None
     logit_processors: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+
+
+def model_facts(model: ModelConfig, worker: WorkerConfig, context_length: int) -> ModelFacts:
+    """What requests to a model are checked against. Raises ValueError when its tokenizer.json cannot be read."""
+    control_ids = read_control_tokens(worker.model_dir)
+    features = ["prompt_logprobs"]
+    if worker.runner != "fake":  # which has no logits to change
+        features += SAMPLING_FEATURES
+    if (worker.model_dir / TOKENIZER_FILE).is_file():
+        features += CONSTRAINT_FEATURES
+    open_id, close_id = control_ids.get("<think>"), control_ids.get("</think>")
+    return ModelFacts(
+        vocab_size=model.vocab_size,
+        context_length=context_length,
+        eos_token_ids=tuple(model.eos_token_ids),
+        think_ids=None if open_id is None or close_id is None else (open_id, close_id),
+        logit_processors=tuple(name for name, _ in worker.logit_processors),
+        features=tuple(features),
+    )
 
 
 class InvalidSubmitError(ValueError):

@@ -24,7 +24,7 @@ from google.protobuf.json_format import ParseDict, ParseError
 
 from baleen_worker.config import parse
 from baleen_worker.head import fit_to_model
-from baleen_worker.limits import InvalidSubmitError, ModelFacts, to_request
+from baleen_worker.limits import InvalidSubmitError, model_facts, to_request
 from baleen_worker.messages import Abort, Command, Event, LogprobColumns, StepDone, StreamColumns, Submit
 from baleen_worker.model_config import load_model_config
 from baleen_worker.pb import worker_pb2 as pb
@@ -87,7 +87,7 @@ class LLM:
         launch = parse([str(model_dir), *_flags(options)])
         model = load_model_config(launch.worker.model_dir, launch.worker.model_overrides)
         worker = fit_to_model(launch, model).worker
-        self._facts = ModelFacts(model.vocab_size, worker.context_length or 0, model.eos_token_ids)
+        self._facts = model_facts(model, worker, worker.context_length or 0)
         self._tokenizer = _tokenizer(worker.model_dir)
         self._post = _Post()
         self._keys = itertools.count(1)

@@ -26,6 +26,7 @@ from baleen_worker.config import WorkerConfig
 from baleen_worker.engine import Engine, Inbox, Outbox
 from baleen_worker.fake_runner import build_fake_runner
 from baleen_worker.fake_script import FakeScript
+from baleen_worker.grammar.room import GrammarRoom, TriedCompiler
 from baleen_worker.messages import Fatal, Loading, Ready
 from baleen_worker.scheduler import Scheduler, SchedulerLimits
 from baleen_worker.waiting import Policy
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1
 _PROGRESS_INTERVAL_S = 0.2
+_MAX_GRAMMAR_THREADS = 8
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +116,22 @@ def start_engine(assignment: Assignment, end: End) -> Engine:
         )
     )
     overlaps = built.computes_beside and not config.disable_overlap_schedule
-    return Engine(scheduler, built.runner, end, end, depth=2 if overlaps else 1)
+    return Engine(scheduler, built.runner, end, end, depth=2 if overlaps else 1, room=_grammar_room(assignment))
+
+
+def _grammar_room(assignment: Assignment) -> GrammarRoom:
+    """Starts nothing and reads nothing before the first request with a constraint comes."""
+    config = assignment.worker
+
+    def make_compiler() -> TriedCompiler:
+        return TriedCompiler(
+            config.model_dir,
+            assignment.vocab_size,
+            limit_s=config.constraint_compile_ms / 1000,
+            num_threads=max(min(len(os.sched_getaffinity(0)) // 2, _MAX_GRAMMAR_THREADS), 1),
+        )
+
+    return GrammarRoom(make_compiler, cache_bytes=config.constraint_cache_mib << 20)
 
 
 def _scheduler(config: WorkerConfig, built: BuiltRunner) -> Scheduler:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from baleen_worker.admission import Admission, Candidate
 from baleen_worker.draft import Draft
+from baleen_worker.grammar.guide import GuideError
 from baleen_worker.growth import GrowthEstimate
 from baleen_worker.output import Load, Output, RequestError
 from baleen_worker.request import ErrorCode, FinishReason, Request, RequestId
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from baleen_worker.cache.events import CacheEvent
     from baleen_worker.cache.pages import PagePool
     from baleen_worker.cache.prefix import PrefixCache
+    from baleen_worker.grammar.guide import Guide
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +89,15 @@ class Scheduler:
         self._num_cached_tokens = 0
         self._num_preemptions = 0
         self._num_host_dependent = 0
+        self._guided: dict[RequestId, Sequence] = {}
 
     # --- requests come and go -------------------------------------------------------------------------------------
 
-    def add(self, request: Request, now_ms: float) -> Output | None:
-        """Queues a request that was validated against limits and context. Returns an output when it is refused."""
+    def add(self, request: Request, now_ms: float, guide: Guide | None = None) -> Output | None:
+        """Queues a request that was validated against limits and context. Returns an output when it is refused.
+
+        `guide` follows its answer when the request has a constraint.
+        """
         if request.id in self._live:
             return _failed(request.id, ErrorCode.INVALID_ARGUMENT, "the key names a request that still runs", "key")
         num_waiting = len(self._waiting) + len(self._groups)
@@ -104,8 +110,10 @@ class Scheduler:
             return _failed(request.id, ErrorCode.INVALID_ARGUMENT, message, "max_tokens")
 
         self._num_arrivals += 1
-        sequence = Sequence(request, arrival=self._num_arrivals)
+        sequence = Sequence(request, arrival=self._num_arrivals, guide=guide)
         self._live[request.id] = sequence
+        if guide is not None:
+            self._guided[request.id] = sequence
         self._waiting.open_account(sequence.salt)
         self._enqueue(sequence)
         if request.deadline_ms is not None:
@@ -132,6 +140,17 @@ class Scheduler:
             self._finish(sequence)
             message = f"not finished within {sequence.request.deadline_ms} ms of its arrival"
             outputs.append(_failed(sequence.id, ErrorCode.DEADLINE_EXCEEDED, message, "deadline_ms"))
+        return outputs
+
+    def end_exhausted(self) -> list[Output]:
+        """Ends the constrained answers that no token may follow: their grammar leads nowhere."""
+        outputs: list[Output] = []
+        for sequence in [*self._guided.values()]:
+            guide = sequence.guide
+            # A mask that is still being made is waited for only where it would be needed at once, after a preemption.
+            if guide is not None and (guide.ready or sequence.state is not State.RUNNING) and guide.exhausted:
+                self._finish(sequence)
+                outputs.append(Output(sequence.id, finish_reason=FinishReason.LENGTH))
         return outputs
 
     def flush(self) -> int | None:
@@ -214,6 +233,11 @@ class Scheduler:
         return self._num_host_dependent > 0
 
     @property
+    def waits_for_masks(self) -> bool:
+        """Whether a running request cannot go on until its mask is ready."""
+        return any(s.state is State.RUNNING and s.awaits_host for s in self._guided.values())
+
+    @property
     def load(self) -> Load:
         """Counters for routing and display."""
         prefilling = sum(len(s.token_ids) - s.num_planned for s in self._prefilling.values())
@@ -263,7 +287,7 @@ class Scheduler:
             self._make_room()
         # The last token is never computed, and one that depends on the host must have reached it.
         ready = [
-            s for s in decoding.values() if s.num_planned + 1 < s.max_len and not (s.num_pending and s.host_dependent)
+            s for s in decoding.values() if s.num_planned + 1 < s.max_len and not (s.host_dependent and s.awaits_host)
         ]
         if len(ready) > max_rows:
             del ready[max_rows:]
@@ -377,6 +401,9 @@ class Scheduler:
             elif len(known) >= sequence.max_len:
                 finish_reason = FinishReason.LENGTH
             else:
+                if sequence.guide is not None and (problem := _advance(sequence.guide, token_id)) is not None:
+                    self._finish(sequence)
+                    return _failed(sequence.id, ErrorCode.INTERNAL, problem)
                 continue
             token_ids = token_ids[:count]
             break
@@ -416,6 +443,7 @@ class Scheduler:
     def _finish(self, sequence: Sequence) -> None:
         """The request is over, whatever it was doing."""
         del self._live[sequence.id]
+        self._guided.pop(sequence.id, None)
         state, sequence.state = sequence.state, State.FINISHED
         self._waiting.charge(sequence.salt, sequence.num_output)
         if sequence.request.group_id:
@@ -428,6 +456,14 @@ class Scheduler:
         elif state is State.LEAVING and sequence.num_in_flight == 0:
             self._residency.landed(sequence)
         self._waiting.close_account(sequence.salt)
+
+
+def _advance(guide: Guide, token_id: int) -> str | None:
+    try:
+        guide.advance(token_id)
+    except GuideError as error:
+        return str(error)
+    return None
 
 
 def _failed(request_id: RequestId, code: ErrorCode, message: str, field_name: str = "") -> Output:

@@ -13,6 +13,7 @@ from baleen_worker.step import Admission
 
 if TYPE_CHECKING:
     from baleen_worker.cache.prefix import PrefixNode
+    from baleen_worker.grammar.guide import Guide
     from baleen_worker.request import Request
 
 
@@ -44,6 +45,7 @@ class Sequence:
     __slots__ = (
         "arrival",
         "duplicates",
+        "guide",
         "host_dependent",
         "id",
         "keys",
@@ -67,7 +69,7 @@ class Sequence:
         "token_ids",
     )
 
-    def __init__(self, request: Request, *, arrival: int) -> None:
+    def __init__(self, request: Request, *, arrival: int, guide: Guide | None = None) -> None:
         sampling = request.sampling
         self.request = request
         self.id = request.id
@@ -77,9 +79,10 @@ class Sequence:
         self.num_prompt = len(self.token_ids)
         self.max_len = self.num_prompt + sampling.max_tokens
         self.stop_ids = frozenset(sampling.stop_token_ids)
+        self.guide = guide  # of a constrained answer: follows its committed tokens, whatever happens to its pages
         # Its next token depends on what the host makes of its last one, so no row of it is planned before that one is
         # committed.
-        self.host_dependent = bool(sampling.logit_processors)
+        self.host_dependent = guide is not None or bool(sampling.logit_processors)
         self.state = State.WAITING
         self.num_overtaken = 0  # how often somebody behind it was admitted first
         self.num_cached: int | None = None  # prompt tokens found in the cache when it was first admitted
@@ -103,6 +106,18 @@ class Sequence:
     def num_output(self) -> int:
         """Tokens generated so far."""
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def awaits_host(self) -> bool:
+        """Whether its next row cannot be planned yet, because the host lacks its last token or is at its mask."""
+        if not self.host_dependent:
+            return False
+        return self.num_pending > 0 or (self.guide is not None and not self.guide.ready)
+
+    @property
+    def next_mask(self) -> bytes:
+        """What `PlannedRow.mask` wants for the token after the last known one."""
+        return b"" if self.guide is None else self.guide.mask()
 
     @property
     def strength(self) -> tuple[int, int, int]:

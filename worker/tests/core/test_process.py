@@ -298,10 +298,6 @@ def test_bad_submits_fail_alone_and_by_name(client: Client) -> None:
         (make_submit(14, [1], 5, logit_bias=[pb.LogitBias(token_id=1, bias=1)]), "logit_bias"),
         (make_submit(15, [1], 5, logit_processors=["x"]), "logit_processors"),
     ]
-    for key, constraint in enumerate(("json_schema", "regex", "ebnf", "structural_tag"), 16):
-        submit = make_submit(key, [1], 5)
-        setattr(submit, constraint, "{}")
-        unbuilt.append((submit, constraint))
     stream.send(submits=[make_submit(100, [4, 4], 20), *(submit for submit, _ in [*bad, *unbuilt])])
     stream.read_until(lambda: len(stream.ended) == 1 + len(bad) + len(unbuilt))
     for cases, code in ((bad, pb.ERROR_CODE_INVALID_ARGUMENT), (unbuilt, pb.ERROR_CODE_UNIMPLEMENTED)):

@@ -248,9 +248,9 @@ class GatewayStream:
         self._enter(frame)
         return frame
 
-    def read_until(self, condition: Callable[[], bool]) -> None:
+    def read_until(self, condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
         """Reads frames until the record satisfies a condition; load reports keep it from blocking for ever."""
-        deadline_s = time.monotonic() + TIMEOUT_S
+        deadline_s = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline_s, "still waiting for a frame that satisfies the condition"
             self.next()

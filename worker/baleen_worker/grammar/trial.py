@@ -1,0 +1,154 @@
+"""Compiles constraints where they can do no harm: in a process of their own, with a limit on time and memory.
+
+A few lines of schema can keep a compiler busy for minutes, and nothing can stop a thread that is inside it. So every
+constraint is compiled twice: first in a child of this server, which dies at the limit, and only when that succeeded in
+the rank, where it then takes as long again. (The result itself is not sent: writing it down takes longer than making
+it anew.) Started by `TrialServer` alone, as `-m baleen_worker.grammar.trial`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from baleen_worker.request import Constraint
+
+if TYPE_CHECKING:
+    from baleen_worker.grammar.backend import Backend
+
+_PR_SET_PDEATHSIG = 1
+_EXTRA_MEMORY_BYTES = 1 << 30
+_READY_S = 120.0
+
+
+class Trial(msgspec.Struct, frozen=True, array_like=True):
+    """What to compile, and within how much time."""
+
+    constraint: Constraint
+    limit_s: float
+
+
+class Verdict(msgspec.Struct, frozen=True, array_like=True):
+    """How it went; `error` is None when it compiled."""
+
+    error: str | None = None
+
+
+class TrialServer:
+    """The rank's end: starts the server with the first trial and ends it with `close`. Used by several threads."""
+
+    def __init__(self, model_dir: Path, vocab_size: int, num_threads: int) -> None:
+        """Returns when the server is ready. Raises RuntimeError when it cannot start."""
+        self._folder = Path(tempfile.mkdtemp(prefix="baleen-trial-"))  # mode 0700
+        self._path = str(self._folder / "socket")
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(self._path)
+        listener.listen(64)
+        arguments = (str(listener.fileno()), str(os.getpid()), str(model_dir), str(vocab_size), str(num_threads))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "baleen_worker.grammar.trial", *arguments],
+            pass_fds=(listener.fileno(),),
+            stdin=subprocess.PIPE,
+            stdout=sys.stderr.fileno(),
+        )
+        listener.close()
+
+    def judge(self, constraint: Constraint, limit_s: float) -> Verdict | None:
+        """Whether a constraint compiles within the limit; None when it does not, or takes the compiler down."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(self._path)
+            connection.settimeout(_READY_S + limit_s)  # a child always ends: this is for a server that starts or hangs
+            connection.sendall(msgspec.msgpack.encode(Trial(constraint, limit_s)))
+            connection.shutdown(socket.SHUT_WR)
+            try:
+                answer = _read_all(connection)
+            except (TimeoutError, ConnectionError):
+                answer = b""
+        return msgspec.msgpack.decode(answer, type=Verdict) if answer else None
+
+    def close(self) -> None:
+        """Ends the server and whatever it still compiles."""
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def main(arguments: list[str]) -> None:
+    """Forks a child for each connection, until the rank is gone."""
+    listener = socket.socket(fileno=int(arguments[0]))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != int(arguments[1]):
+            return
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
+    from baleen_worker.grammar.backend import Backend  # seconds
+
+    backend = Backend(Path(arguments[2]), int(arguments[3]), int(arguments[4]))
+    with selectors.DefaultSelector() as ready:
+        ready.register(listener, selectors.EVENT_READ)
+        ready.register(sys.stdin, selectors.EVENT_READ)
+        while True:
+            if any(key.fileobj is sys.stdin for key, _ in ready.select()):
+                return  # nothing is ever written there: the pipe is closed
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                _serve(connection, backend)
+            connection.close()
+
+
+def _serve(connection: socket.socket, backend: Backend) -> None:
+    """The child: never returns."""
+    status = 1
+    with contextlib.suppress(OSError, MemoryError, msgspec.DecodeError):
+        trial = msgspec.msgpack.decode(_read_all(connection), type=Trial)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, trial.limit_s)
+        os.nice(5)
+        memory = _virtual_bytes() + _EXTRA_MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        connection.sendall(msgspec.msgpack.encode(_compile(backend, trial.constraint)))
+        status = 0
+    os._exit(status)
+
+
+def _compile(backend: Backend, constraint: Constraint) -> Verdict:
+    from baleen_worker.grammar.backend import GrammarError
+
+    try:
+        grammar = backend.compile(constraint)
+    except GrammarError as error:
+        return Verdict(str(error))
+    if not backend.match(grammar, (0,)).allowed().any():
+        return Verdict("it allows no answer: no token may come first")
+    return Verdict()
+
+
+def _read_all(connection: socket.socket) -> bytes:
+    """What the peer sends until it shuts its side down."""
+    parts: list[bytes] = []
+    while part := connection.recv(1 << 16):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _virtual_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
