@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from baleen_kernels.machine import TRITON
 from baleen_kernels.registry import Op
 
 GROUP = 128
@@ -107,6 +108,19 @@ def _torch(x: Tensor, *, scale_ue8m0: bool) -> tuple[Tensor, Tensor]:
     values = (groups / scales).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
     # Through flatten, so that strides are plain also for empty and one-group shapes: packers look at the bytes.
     return values.flatten(-2), scales.flatten().view(groups.shape[:-1])
+
+
+def _rejects_triton(x: Tensor, **_: Any) -> str | None:
+    if x.dim() != 2 or x.shape[1] % GROUP:
+        return f"it takes [T, N] with N a multiple of {GROUP}, not {tuple(x.shape)}"
+    return None if x.stride(1) == 1 else "the channels of a token must lie next to each other"
+
+
+@OP.backend("triton", needs=TRITON, rejects=_rejects_triton)
+def _triton(x: Tensor, *, scale_ue8m0: bool) -> tuple[Tensor, Tensor]:
+    from baleen_kernels.own import fp8
+
+    return fp8.quantize(x, scale_ue8m0=scale_ue8m0)
 
 
 def quantize_groups(x: Tensor, *, scale_ue8m0: bool, backend: str = "torch") -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from baleen_kernels.machine import HOPPER, Needs
 from baleen_kernels.registry import Op
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Case:
     num_heads: int = 3
     width: int = 12
     value_width: int = 8
+    dtype: torch.dtype = torch.float32
 
 
 CASES = (
@@ -43,6 +45,7 @@ CASES = (
     Case("ragged", ((1, 1), (5, 8), (4, 4), (1, 20))),
     Case("wide_values", ((6, 6),), value_width=24),
     Case("nothing", ()),
+    Case("released", ((65, 65), (3, 130), (1, 1)), num_heads=8, width=192, value_width=128, dtype=torch.bfloat16),
 )
 
 
@@ -52,9 +55,9 @@ def make_inputs(case: Case) -> dict[str, Any]:
     cu_q = [0, *accumulate(queries for queries, _ in case.lengths)]
     cu_k = [0, *accumulate(keys for _, keys in case.lengths)]
     return {
-        "q": torch.randn(cu_q[-1], case.num_heads, case.width, generator=g),
-        "k": torch.randn(cu_k[-1], case.num_heads, case.width, generator=g),
-        "v": torch.randn(cu_k[-1], case.num_heads, case.value_width, generator=g),
+        "q": torch.randn(cu_q[-1], case.num_heads, case.width, generator=g).to(case.dtype),
+        "k": torch.randn(cu_k[-1], case.num_heads, case.width, generator=g).to(case.dtype),
+        "v": torch.randn(cu_k[-1], case.num_heads, case.value_width, generator=g).to(case.dtype),
         "cu_q": cu_q,
         "cu_k": cu_k,
         "softmax_scale": 0.3,
@@ -102,6 +105,30 @@ def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = torch.bmm(q[:, start:end], k[:, :seen].transpose(1, 2)).masked_fill_(future, -torch.inf)
         out[:, start:end] = torch.bmm(scores.softmax(-1), v[:, :seen])
     return out
+
+
+def _rejects_fa3(q: Tensor, v: Tensor, **_: Any) -> str | None:
+    if q.dtype != torch.bfloat16 or (q.shape[2], v.shape[2]) != (192, 128):
+        return f"it takes bfloat16 heads of 192 and 128 channels, not {q.dtype} of {q.shape[2]} and {v.shape[2]}"
+    return None
+
+
+@OP.backend("fa3", needs=Needs(archs=HOPPER, arch_note="a Hopper GPU", packages=("fa3",)), rejects=_rejects_fa3)
+def _fa3(q: Tensor, k: Tensor, v: Tensor, cu_q: Sequence[int], cu_k: Sequence[int], *, softmax_scale: float) -> Tensor:
+    from fa3_fwd_interface import flash_attn_varlen_func  # pyright: ignore[reportMissingImports]
+
+    offsets = torch.tensor([*cu_q, *cu_k], dtype=torch.int32).to(q.device, non_blocking=True)
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        offsets[: len(cu_q)],
+        offsets[len(cu_q) :],
+        max(end - start for start, end in pairwise(cu_q)),
+        max(end - start for start, end in pairwise(cu_k)),
+        softmax_scale=softmax_scale,
+        causal=True,
+    )
 
 
 def mha_dense(

@@ -42,7 +42,7 @@ def make_inputs(case: Case) -> dict[str, Any]:
         "x": torch.randn(case.num_tokens, width, generator=g),
         "expert_ids": torch.rand(case.num_tokens, case.num_experts, generator=g).argsort(-1)[:, : case.topk],
         "expert_weights": torch.rand(case.num_tokens, case.topk, generator=g),
-        "expert": lambda e, rows: rows @ matrices[e],
+        "expert": lambda e, rows: rows @ matrices[e].to(rows.device),
     }
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from baleen_kernels.machine import TRITON
 from baleen_kernels.registry import Op
 
 
@@ -126,6 +127,37 @@ def _torch(
     if normalize:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     return ids, weights * scaling_factor
+
+
+def _rejects_triton(logits: Tensor, *, num_groups: int, **_: Any) -> str | None:
+    size = logits.shape[1] // num_groups
+    if num_groups & (num_groups - 1) or size & (size - 1):
+        return f"{num_groups} groups of {size} experts are not powers of two"
+    return None
+
+
+@OP.backend("triton", needs=TRITON, rejects=_rejects_triton)
+def _triton(
+    logits: Tensor,
+    bias: Tensor,
+    *,
+    num_groups: int,
+    topk_groups: int,
+    topk: int,
+    normalize: bool,
+    scaling_factor: float,
+) -> tuple[Tensor, Tensor]:
+    from baleen_kernels.own import moe_route as own
+
+    return own.route(
+        logits,
+        bias,
+        num_groups=num_groups,
+        topk_groups=topk_groups,
+        topk=topk,
+        normalize=normalize,
+        scaling_factor=scaling_factor,
+    )
 
 
 def moe_route(

@@ -2,55 +2,57 @@
 
 from __future__ import annotations
 
-import copy
-import importlib
-import pkgutil
 from typing import TYPE_CHECKING, Any
 
-import baleen_kernels
 import pytest
 import torch
-from baleen_kernels import fp8_quant, hadamard, index_key_pack, latent_pack, moe_route
-from baleen_kernels.registry import OPS, Op
+from baleen_kernels import (
+    fp8_quant,
+    hadamard,
+    index_key_pack,
+    latent_pack,
+    machine,
+    moe_route,
+    proof,
+    selection,
+)
+from baleen_kernels.registry import OPS, Backend, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-for _module in pkgutil.iter_modules(baleen_kernels.__path__):
-    importlib.import_module(f"baleen_kernels.{_module.name}")
+selection.load_ops()
+MACHINE = machine.describe()
+DEVICE = "cpu" if MACHINE.arch == "cpu" else "cuda"
 
 
 def _runs() -> Iterator[Any]:
+    """Every backend that this machine can run, on every case that the backend takes."""
     for op in OPS.values():
-        for backend in op.backends:
-            for case in op.cases:
-                yield pytest.param(op, backend, case, id=f"{op.name}-{backend}-{case.name}")
-
-
-def _results(call: Any, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """The call's outputs, and its tensor arguments after it: an op may only change what its contract says."""
-    result = call(**inputs)
-    outputs = [result] if isinstance(result, torch.Tensor) else list(result or ())
-    return outputs + [value for value in inputs.values() if isinstance(value, torch.Tensor)]
+        for backend in op.backends.values():
+            if backend.needs.missing(MACHINE) is None:
+                marks = pytest.mark.gpu if backend.needs.archs else ()
+                for case in op.cases:
+                    yield pytest.param(op, backend, case, id=f"{op.name}-{backend.name}-{case.name}", marks=marks)
 
 
 @pytest.mark.parametrize(("op", "backend", "case"), tuple(_runs()))
-def test_backend_equals_reference(op: Op[Any], backend: str, case: Any) -> None:
+def test_backend_equals_reference(op: Op[Any], backend: Backend[Any], case: Any) -> None:
     inputs = op.make_inputs(case)
-    expected = _results(op.reference, copy.deepcopy(inputs))
-    actual = _results(op.pick(backend), copy.deepcopy(inputs))
-    assert len(actual) == len(expected)
-    for got, want in zip(actual, expected, strict=True):
-        assert (got.shape, got.dtype) == (want.shape, want.dtype)
-        if got.dtype == torch.float8_e4m3fn:
-            got, want = got.view(torch.uint8), want.view(torch.uint8)
-        torch.testing.assert_close(got, want, atol=op.atol, rtol=op.rtol, equal_nan=True)
+    rejection = backend.rejection(inputs)
+    if rejection is not None:
+        pytest.skip(rejection)
+    proof.check_case(op, backend.name, inputs, device=DEVICE)
 
 
 def test_every_op_has_cases_and_a_torch_backend() -> None:
-    assert len(OPS) >= 14
+    assert len(OPS) >= 26
     for op in OPS.values():
-        assert "torch" in op.backends, op.name
+        assert op.backends["torch"].rejects is None, op.name
+        for backend in op.backends.values():
+            written = not backend.needs.unwritten
+            takes = [case for case in op.cases if backend.rejection(op.make_inputs(case)) is None]
+            assert bool(takes) == written, f"{op.name}: {backend.name} takes {len(takes)} cases"
         assert len({case.name for case in op.cases}) == len(op.cases) > 1, op.name
 
 

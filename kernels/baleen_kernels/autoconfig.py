@@ -1,0 +1,73 @@
+"""What a machine should use where the operator did not say: pure tables by architecture, without a look at the machine.
+
+The attention defaults are those that users of SGLang know. What is not installed or not written is `selection`'s
+business, which takes the next of `PREFERENCES` and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+BFLOAT16, FP8 = "bfloat16", "fp8_e4m3"
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionDefaults:
+    """Format of the latent pool, and names of the backends of sparse attention."""
+
+    kv_cache_dtype: str
+    prefill: str
+    decode: str
+
+
+def attention_defaults(arch: str, *, kv_cache_dtype: str = "auto") -> AttentionDefaults:
+    """For "sm90", "sm100", "gfx942", "xpu", "npu", "cpu", …; `kv_cache_dtype` "auto" takes the architecture's.
+
+    ValueError for a format that latent pools do not have.
+    """
+    if kv_cache_dtype == "auto":
+        kv_cache_dtype = FP8 if _is_blackwell(arch) else BFLOAT16
+    if kv_cache_dtype not in (BFLOAT16, FP8):
+        raise ValueError(f"kv_cache_dtype {kv_cache_dtype!r}: sparse attention reads {BFLOAT16} or {FP8} pools")
+    return AttentionDefaults(kv_cache_dtype, *_attention_backends(arch, packed=kv_cache_dtype == FP8))
+
+
+def _attention_backends(arch: str, *, packed: bool) -> tuple[str, str]:
+    if arch == "sm90":
+        return ("flashmla_kv", "flashmla_kv") if packed else ("flashmla_sparse", "fa3")
+    if _is_blackwell(arch):
+        return ("trtllm", "trtllm") if packed else ("flashmla_sparse", "trtllm")
+    if arch.startswith("gfx"):
+        return "triton", "triton"
+    if arch == "npu":
+        return "npu", "npu"
+    return "torch", "torch"
+
+
+def _is_blackwell(arch: str) -> bool:
+    return arch in ("sm100", "sm103")
+
+
+# What to use for each op, best first; an op that is not listed has only "torch".
+PREFERENCES: Mapping[str, Sequence[str]] = {
+    "contiguous_gemm": ("deep_gemm", "torch"),
+    "fp8_gemm": ("deep_gemm", "torch"),
+    "fp8_quant": ("triton", "torch"),
+    "indexer_prep": ("triton", "torch"),
+    "masked_gemm": ("deep_gemm", "torch"),
+    "mha_dense": ("fa3", "torch"),
+    "mla_prep": ("triton", "torch"),
+    "moe_route": ("triton", "torch"),
+    "norm_quant": ("triton", "torch"),
+    "paged_scores": ("deep_gemm", "torch"),
+    "ragged_scores": ("deep_gemm", "torch"),
+    "swiglu_quant": ("triton", "torch"),
+    "topk_slots": ("cuda", "torch"),
+}
+
+
+def attention_preferences(default: str, *, packed: bool) -> Sequence[str]:
+    """The default and what can stand in for it on the same pool."""
+    others = ("flashmla_kv",) if packed else ("flashmla_sparse",)
+    return tuple(dict.fromkeys((default, *others, "torch")))

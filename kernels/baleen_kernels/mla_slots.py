@@ -1,0 +1,146 @@
+"""Absorbed latent attention over selected slots of the pool: `mla_sparse` as deployed, reading the pool in place.
+
+q [T, H, C + R] bfloat16, latent part first; latents, the pool: [S, C + R] bfloat16, or packed FP8 [S, bytes] uint8 as
+in `latent_pack`; slots [T, K] int32, -1 for none, in any place -> [T, H, C] bfloat16. A token that selects nothing
+gets zeros. Scores, softmax and sums in float32. C is 512 and R is 64 for the libraries.
+
+Prefill and decode are the same function; backends differ in the pools they read and the sizes they like.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baleen_kernels import latent_pack, mla_sparse
+from baleen_kernels.machine import HOPPER_OR_BLACKWELL, Needs
+from baleen_kernels.registry import Op
+
+LATENT, ROPE = 512, 64
+FLASH_MLA = Needs(archs=HOPPER_OR_BLACKWELL, arch_note="a Hopper or Blackwell GPU", packages=("flash_mla",))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    num_tokens: int
+    num_heads: int
+    topk: int
+    packed: bool
+    padding: str = "some"
+
+
+CASES = (
+    Case("one_token", 1, 128, 2048, packed=False, padding="none"),
+    Case("released", 3, 128, 2048, packed=False),
+    Case("released_packed", 3, 128, 2048, packed=True),
+    Case("half_the_heads", 5, 64, 256, packed=False),
+    Case("half_the_heads_packed", 2, 64, 2048, packed=True, padding="none"),
+    Case("nothing_selected", 2, 64, 2048, packed=True, padding="all"),
+    Case("nothing_selected_plain", 2, 64, 128, packed=False, padding="all"),
+)
+
+
+def make_inputs(case: Case) -> dict[str, Any]:
+    """Random queries over a pool; picks without repetition, some replaced by -1 in any column."""
+    g = torch.Generator().manual_seed(len(case.name))
+    num_slots = 64 * 40
+    latent, rope = torch.randn(num_slots, LATENT, generator=g), torch.randn(num_slots, ROPE, generator=g)
+    if case.packed:
+        latents = latent_pack.pack_latent_fp8(latent, rope, scale_ue8m0=True)
+    else:
+        latents = latent_pack.pack_latent_plain(latent, rope, dtype=torch.bfloat16)
+    slots = torch.rand(case.num_tokens, num_slots, generator=g).argsort(-1)[:, : case.topk].int()
+    if case.padding != "none":
+        threshold = 2.0 if case.padding == "all" else 0.3
+        slots = slots.masked_fill(torch.rand(slots.shape, generator=g) < threshold, -1)
+    return {
+        "q": torch.randn(case.num_tokens, case.num_heads, LATENT + ROPE, generator=g).bfloat16(),
+        "latents": latents,
+        "slots": slots,
+        "softmax_scale": 0.07,
+    }
+
+
+def reference(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale: float) -> Tensor:
+    """The contract through `mla_sparse`."""
+    return mla_sparse.reference(*_parts(q, latents), slots, softmax_scale=softmax_scale).bfloat16()
+
+
+def _parts(q: Tensor, latents: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    unpack = latent_pack.unpack_latent_fp8 if latents.dtype == torch.uint8 else latent_pack.unpack_latent_plain
+    q_latent, q_rope = q.float().split([q.shape[2] - ROPE, ROPE], -1)
+    return q_latent, q_rope, *unpack(latents, latent=LATENT, rope=ROPE, dtype=torch.float32)
+
+
+OP = Op("mla_slots", reference, CASES, make_inputs)
+
+
+@OP.backend("torch")
+def _torch(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale: float) -> Tensor:
+    return mla_sparse.mla_sparse(*_parts(q, latents), slots, softmax_scale=softmax_scale).bfloat16()
+
+
+def _rejects_flashmla(q: Tensor, **_: Any) -> str | None:
+    if q.shape[1] not in (64, 128) or q.shape[2] != LATENT + ROPE:
+        return f"it takes 64 or 128 heads of {LATENT + ROPE} channels, not {tuple(q.shape[1:])}"
+    return None
+
+
+def _rejects_sparse(q: Tensor, latents: Tensor, slots: Tensor, **_: Any) -> str | None:
+    if latents.dtype != torch.bfloat16:
+        return "it reads bfloat16 pools"
+    if slots.shape[1] % 128:
+        return f"it selects a multiple of 128 slots, not {slots.shape[1]}"
+    return _rejects_flashmla(q)
+
+
+def _rejects_kv(q: Tensor, latents: Tensor, slots: Tensor, **_: Any) -> str | None:
+    if latents.dtype != torch.uint8:
+        return "it reads packed FP8 pools"
+    if slots.shape[1] % 64 or latents.shape[0] % 64:
+        return "it selects a multiple of 64 slots of a pool of whole pages"
+    return _rejects_flashmla(q)
+
+
+@OP.backend("flashmla_sparse", needs=FLASH_MLA, rejects=_rejects_sparse)
+def _flashmla_sparse(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale: float) -> Tensor:
+    from flash_mla import flash_mla_sparse_fwd  # pyright: ignore[reportMissingImports]
+
+    # The current kernels of this package are for later GPUs; its legacy side has Hopper and this format.
+    out, *_ = flash_mla_sparse_fwd(q, latents[:, None], slots[:, None], softmax_scale, use_legacy=True)
+    return out
+
+
+@OP.backend("flashmla_kv", needs=FLASH_MLA, rejects=_rejects_kv)
+def _flashmla_kv(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale: float, plan: Any = None) -> Tensor:
+    from flash_mla import flash_mla_with_kvcache  # pyright: ignore[reportMissingImports]
+
+    out, _ = flash_mla_with_kvcache(
+        q[:, None],
+        latents.view(-1, 64, 1, latents.shape[1]),
+        None,
+        None,
+        LATENT,
+        flashmla_plan() if plan is None else plan,
+        softmax_scale=softmax_scale,
+        is_fp8_kvcache=True,
+        indices=slots[:, None],
+        use_legacy=True,
+    )
+    return out[:, 0]
+
+
+def flashmla_plan() -> Any:
+    """An empty plan for the flashmla_kv backend: the first call fills it, calls of equal shapes share it."""
+    from flash_mla import get_mla_metadata  # pyright: ignore[reportMissingImports]
+
+    return get_mla_metadata()[0]
+
+
+def mla_slots(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale: float, backend: str = "torch") -> Tensor:
+    """See the module docstring."""
+    return OP.pick(backend)(q, latents, slots, softmax_scale=softmax_scale)

@@ -1,0 +1,184 @@
+"""Triton: rotation, Hadamard transform and rounding of index queries, and the same with a LayerNorm for index keys.
+
+The transform is a product with a matrix of signs, which tensor cores take: its operands are exact in bfloat16 and sums
+are in float32. One launch: the first programs take heads of a few tokens, the last ones the keys of many.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baleen_kernels.own.fp8 import INTERPRETED, narrow, scale_of, to_e4m3
+
+_KEYS = 16
+
+
+@triton.jit
+def _transform(first, second, rest, cos, sin, signs, DTYPE: tl.constexpr, WIDTH: tl.constexpr, ROPE: tl.constexpr):
+    """Rotates the pairs (first, second) and transforms (rotated | rest), all of one dtype -> [rows, WIDTH] float32."""
+    operand: tl.constexpr = tl.float32 if INTERPRETED else DTYPE  # the interpreter's product knows no bfloat16
+    row = tl.arange(0, ROPE // 2)[:, None] * WIDTH
+    column = tl.arange(0, WIDTH)[None, :]
+    x, y = first.to(tl.float32), second.to(tl.float32)
+    turned = narrow(x * cos - y * sin, DTYPE).to(operand)
+    # In float32 "ieee" keeps all bits; bfloat16 operands are exact anyway.
+    product = tl.dot(turned, tl.load(signs + row + column).to(operand), input_precision="ieee")
+    turned = narrow(x * sin + y * cos, DTYPE).to(operand)
+    below = tl.load(signs + ROPE // 2 * WIDTH + row + column).to(operand)
+    product = tl.dot(turned, below, product, input_precision="ieee")
+    row = tl.arange(0, WIDTH - ROPE)[:, None] * WIDTH
+    below = tl.load(signs + ROPE * WIDTH + row + column).to(operand)
+    product = tl.dot(rest.to(operand), below, product, input_precision="ieee")
+    return narrow(product * tl.rsqrt(WIDTH * 1.0), DTYPE).to(tl.float32)
+
+
+@triton.jit
+def _layer_norm(row, channel, mask, mean, std, weight, bias):
+    x = tl.load(row + channel, mask=mask, other=0.0)
+    normed = tl.div_rn(x.to(tl.float32) - mean, std) * tl.load(weight + channel) + tl.load(bias + channel)
+    return narrow(normed, x.dtype)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _prepare(
+    q,
+    k,
+    head_weights,
+    norm_weight,
+    norm_bias,
+    cos_sin,
+    positions,
+    slots,
+    pages,
+    signs,
+    q_values,
+    weights,
+    num_tokens,
+    q_stride,
+    k_stride,
+    weight_stride,
+    factor,
+    eps,
+    HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROPE: tl.constexpr,
+    UE8M0: tl.constexpr,
+):
+    program = tl.program_id(0)
+    channel = tl.arange(0, WIDTH)[None, :]
+    pair = tl.arange(0, ROPE // 2)[None, :]
+    beyond = ROPE + tl.arange(0, WIDTH - ROPE)[None, :]
+    blocks: tl.constexpr = HEADS // BLOCK
+    query_programs = tl.cdiv(num_tokens, TOKENS) * blocks
+    if program < query_programs:
+        heads = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
+        for turn in range(TOKENS):
+            token = (program // blocks).to(tl.int64) * TOKENS + turn
+            if token < num_tokens:
+                q_angle = cos_sin + tl.load(positions + token) * ROPE + pair
+                q_cos, q_sin = tl.load(q_angle), tl.load(q_angle + ROPE // 2)
+                head = q + token * q_stride + heads[:, None] * WIDTH
+                first, second = tl.load(head + pair), tl.load(head + ROPE // 2 + pair)
+                dtype: tl.constexpr = q.dtype.element_ty
+                query = _transform(first, second, tl.load(head + beyond), q_cos, q_sin, signs, dtype, WIDTH, ROPE)
+                q_scale = scale_of(tl.max(tl.abs(query), 1), UE8M0)
+                value = to_e4m3(query, q_scale[:, None], UE8M0)
+                tl.store(q_values + (token * HEADS + heads[:, None]) * WIDTH + channel, value)
+                weight = tl.load(head_weights + token * weight_stride + heads)
+                tl.store(weights + token * HEADS + heads, weight * q_scale * factor)
+    else:
+        tokens = ((program - query_programs) * KEYS + tl.arange(0, KEYS)).to(tl.int64)
+        present = tokens < num_tokens
+        mask = present[:, None]
+        row = k + tokens[:, None] * k_stride
+        x = tl.load(row + channel, mask=mask, other=0.0).to(tl.float32)
+        mean = (tl.sum(x, 1) / WIDTH)[:, None]
+        std = tl.sqrt_rn(tl.sum((x - mean) * (x - mean), 1) / WIDTH + eps)[:, None]
+        normed = _layer_norm(row, pair, mask, mean, std, norm_weight, norm_bias)
+        partner = _layer_norm(row, ROPE // 2 + pair, mask, mean, std, norm_weight, norm_bias)
+        others = _layer_norm(row, beyond, mask, mean, std, norm_weight, norm_bias)
+        angle = cos_sin + tl.load(positions + tokens, mask=present, other=0)[:, None] * ROPE + pair
+        cos, sin = tl.load(angle), tl.load(angle + ROPE // 2)
+        key = _transform(normed, partner, others, cos, sin, signs, k.dtype.element_ty, WIDTH, ROPE)
+        scale = scale_of(tl.max(tl.abs(key), 1), UE8M0)
+        slot = tl.load(slots + tokens, mask=present, other=0)
+        page = pages + (slot // 64) * (64 * (WIDTH + 4))
+        offset = slot % 64
+        k_value = to_e4m3(key, scale[:, None], UE8M0).to(tl.uint8, bitcast=True)
+        tl.store(page[:, None] + offset[:, None] * WIDTH + channel, k_value, mask=mask)
+        scale_page = (page + 64 * WIDTH).to(tl.pointer_type(tl.float32))
+        tl.store(scale_page + offset, scale, mask=present)
+
+
+@functools.lru_cache(maxsize=8)
+def _signs(width: int, device: torch.device) -> Tensor:
+    """[N, N] bfloat16: Sylvester's matrix of +1 and -1."""
+    matrix = torch.ones(1, 1)
+    while matrix.shape[0] < width:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return matrix.to(device, torch.bfloat16)
+
+
+def prepare(
+    q: Tensor,
+    k: Tensor,
+    head_weights: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    pages: Tensor,
+    *,
+    scale_ue8m0: bool,
+) -> tuple[Tensor, Tensor]:
+    """Contract and shapes as in `baleen_kernels.indexer_prep`."""
+    from baleen_kernels.indexer_prep import NORM_EPS
+
+    num_tokens, heads, width = q.shape
+    values = torch.empty(num_tokens, heads, width, dtype=torch.float8_e4m3fn, device=q.device)
+    weights = torch.empty(num_tokens, heads, dtype=torch.float32, device=q.device)
+    assert pages.is_contiguous()
+    assert cos_sin.is_contiguous()
+    assert q.stride(1) == width
+    if num_tokens:
+        block = 64 if num_tokens > 512 and heads % 64 == 0 else 32 if heads % 32 == 0 else 16
+        tokens = 1 if num_tokens <= 512 else 4  # a program loads the signs once
+        grid = (triton.cdiv(num_tokens, tokens) * (heads // block) + triton.cdiv(num_tokens, _KEYS),)
+        _prepare[grid](
+            q,
+            k,
+            head_weights,
+            norm_weight,
+            norm_bias,
+            cos_sin,
+            positions,
+            slots,
+            pages,
+            _signs(width, q.device),
+            values,
+            weights,
+            num_tokens,
+            q.stride(0),
+            k.stride(0),
+            head_weights.stride(0),
+            (heads * width) ** -0.5,
+            NORM_EPS,
+            HEADS=heads,
+            BLOCK=block,
+            TOKENS=tokens,
+            KEYS=_KEYS,
+            WIDTH=width,
+            ROPE=cos_sin.shape[1],
+            UE8M0=scale_ue8m0,
+            num_warps=8 if num_tokens <= 512 else 4,
+        )
+    return values, weights

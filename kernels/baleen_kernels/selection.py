@@ -1,0 +1,106 @@
+"""Which backend each op uses on a machine, and proof that each works there.
+
+`select` is a pure function of what the machine has and what was asked for. A backend that was asked for by name and
+cannot run is an error; a default that cannot run is replaced by the next best, and the choice carries the reason, to be
+logged. `prove` then runs every chosen backend once against its reference: one that fails is an error, never a reason to
+fall back.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import pkgutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import baleen_kernels
+from baleen_kernels import proof
+from baleen_kernels.autoconfig import FP8, PREFERENCES, attention_defaults, attention_preferences
+from baleen_kernels.machine import Machine
+from baleen_kernels.registry import OPS
+
+# Sparse attention is chosen twice, since prefill and decode may differ.
+PREFILL, DECODE = "mla_slots.prefill", "mla_slots.decode"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`role`: the op, or one of `PREFILL` and `DECODE`. `passed_over`: better backends and why they cannot run here."""
+
+    role: str
+    backend: str
+    asked_for: bool
+    passed_over: Sequence[tuple[str, str]] = ()
+
+    @property
+    def op(self) -> str:
+        return self.role.partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """One choice for every role."""
+
+    machine: Machine
+    kv_cache_dtype: str
+    choices: Sequence[Choice]
+
+    def backend(self, role: str) -> str:
+        """The backend's name; KeyError for an unknown role."""
+        return {choice.role: choice.backend for choice in self.choices}[role]
+
+    def features(self) -> list[str]:
+        """The choices as a worker reports them: "kernel:topk_slots=cuda"."""
+        return [f"kernel:{choice.role}={choice.backend}" for choice in self.choices]
+
+
+def load_ops() -> None:
+    """Imports every op, so that the registry is complete. Imports no kernel library."""
+    for module in pkgutil.iter_modules(baleen_kernels.__path__):
+        if module.name not in ("__main__", "own"):
+            importlib.import_module(f"baleen_kernels.{module.name}")
+
+
+def select(machine: Machine, *, wanted: Mapping[str, str] | None = None, kv_cache_dtype: str = "auto") -> Selection:
+    """`wanted`: backends by role, asked for by the operator. ValueError, with cause and fix, where one cannot run."""
+    load_ops()
+    wanted = dict(wanted or {})
+    defaults = attention_defaults(machine.arch, kv_cache_dtype=kv_cache_dtype)
+    packed = defaults.kv_cache_dtype == FP8
+    preferences = {op: PREFERENCES.get(op, ("torch",)) for op in sorted(OPS) if op != "mla_slots"}
+    preferences[PREFILL] = attention_preferences(defaults.prefill, packed=packed)
+    preferences[DECODE] = attention_preferences(defaults.decode, packed=packed)
+    unknown = sorted(set(wanted) - set(preferences))
+    if unknown:
+        raise ValueError(f"there is no op {unknown[0]!r} to choose a backend for (there are: {', '.join(preferences)})")
+    choices = [_choose(role, names, wanted.get(role), machine) for role, names in preferences.items()]
+    return Selection(machine, defaults.kv_cache_dtype, choices)
+
+
+def prove(selection: Selection, *, device: str) -> None:
+    """Runs every chosen backend once and logs the selection. `proof.WrongResultError` for the first that fails."""
+    for choice in selection.choices:
+        case = proof.prove(OPS[choice.op], choice.backend, device=device)
+        for name, reason in choice.passed_over:
+            logger.warning("%s: %s cannot be used: %s", choice.role, name, reason)
+        logger.info("%s: %s, checked on case %s", choice.role, choice.backend, case)
+
+
+def _choose(role: str, names: Sequence[str], asked_for: str | None, machine: Machine) -> Choice:
+    op = OPS[role.partition(".")[0]]
+    if asked_for is not None:
+        missing = op.entry(asked_for).needs.missing(machine)
+        if missing is not None:
+            raise ValueError(f"{role}: backend {asked_for!r} cannot be used: {missing}")
+        return Choice(role, asked_for, asked_for=True)
+    passed_over: list[tuple[str, str]] = []
+    for name in names:
+        backend = op.backends.get(name)
+        missing = "there is no such backend" if backend is None else backend.needs.missing(machine)
+        if missing is None:
+            return Choice(role, name, asked_for=False, passed_over=passed_over)
+        passed_over.append((name, missing))
+    raise ValueError(f"{role}: no backend can be used: {'; '.join(f'{name}: {why}' for name, why in passed_over)}")

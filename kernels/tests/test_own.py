@@ -1,0 +1,82 @@
+"""Our own kernels where no GPU is: Triton's through its interpreter, and through its compiler for Hopper.
+
+Both need Triton, which PyTorch's CUDA build brings; each runs in a process of its own, because Triton looks at the
+environment when it is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from baleen_kernels.own import build
+from baleen_kernels.topk_slots import blocks_per_row
+
+TRITON_OPS = ("fp8_quant", "indexer_prep", "mla_prep", "moe_route", "norm_quant", "swiglu_quant")
+QUICK = ("fp8_quant", "moe_route")
+
+
+def _run(script: str, op: str, **environment: str) -> dict[str, str]:
+    """What the script says of each case: "ok" or what went wrong."""
+    pytest.importorskip("triton")
+    path = Path(__file__).with_name(script)
+    done = subprocess.run(
+        [sys.executable, str(path), op],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("op", [pytest.param(op, marks=() if op in QUICK else pytest.mark.slow) for op in TRITON_OPS])
+def test_triton_kernels_equal_the_reference_in_the_interpreter(op: str) -> None:
+    outcomes = _run("run_triton.py", op, TRITON_INTERPRET="1")
+    assert set(outcomes.values()) == {"ok"}, outcomes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", TRITON_OPS)
+def test_triton_kernels_compile_for_hopper(op: str, tmp_path: Path) -> None:
+    outcomes = _run("compile_triton.py", op, TRITON_CACHE_DIR=str(tmp_path))
+    assert set(outcomes.values()) == {"ok"}, outcomes
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "width", "blocks"),
+    [
+        (1, 131_072, 16),
+        (1, 2_048, 1),
+        (4, 131_072, 16),
+        (16, 32_768, 8),
+        (64, 8_192, 2),
+        (64, 65_536, 2),
+        (4096, 32_768, 1),
+    ],
+)
+def test_few_long_rows_share_blocks(num_rows: int, width: int, blocks: int) -> None:
+    assert blocks_per_row(num_rows, width) == blocks
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("BALEEN_KERNEL_CACHE", str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"topk_slots\.cu has to be compiled, but nvcc was not found: set CUDA_HOME"):
+        build.load("topk_slots")
+
+
+def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "bin" / "nvcc"
+    compiler.parent.mkdir()
+    compiler.write_text("#!/bin/sh\necho 'nvcc fatal: no such target'\nexit 1\n", "utf-8")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("BALEEN_KERNEL_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(RuntimeError, match="nvcc fatal: no such target"):
+        build.load("topk_slots")
+    assert list((tmp_path / "cache").iterdir()) == []
