@@ -39,7 +39,7 @@ def bar_of(row: dict[str, Any]) -> dict[str, Any]:
 
 def page(result: dict[str, Any]) -> str:
     """All measurements as Markdown."""
-    hardware, ceilings = result["hardware"], result["ceilings"]
+    hardware = result["hardware"]
     libraries = [f"{name} {hardware[name]}" for name in ("triton", "deep_gemm", "flash_mla", "fa3") if name in hardware]
     software = ", ".join([f"torch {hardware['torch']}", *libraries])
     lines = [
@@ -47,9 +47,7 @@ def page(result: dict[str, Any]) -> str:
         "",
         f"`{result['command']}` at commit {result['commit'][:8]}; {hardware['clocks']}; {software}.",
         "",
-        f"Ceilings measured in the same run: copy {ceilings['copy_tb_s']:.2f} TB/s, bf16 {ceilings['bf16_tflops']:.0f} "
-        + f"and fp8 {ceilings['fp8_tflops']:.0f} TFLOP/s. Times are medians over replays of a CUDA graph, inputs random. "
-        + "The roofline counts what the op cannot do without; data that fits the L2 cache can pass it.",
+        ceilings_line(result["ceilings"]),
         "",
         "| op | backend | shape | µs | TB/s | TFLOP/s | of roofline | bar | of the library's time |",
         "|---|---|---|---:|---:|---:|---:|---|---:|",
@@ -69,6 +67,16 @@ def page(result: dict[str, Any]) -> str:
         ]
         lines.append("| " + " | ".join(map(str, [*cells, *numbers, row.get("ratio_to_library", "")])) + " |")
     return "\n".join(lines) + "\n"
+
+
+def ceilings_line(ceilings: dict[str, float]) -> str:
+    """What the shares are shares of."""
+    copy, bf16, fp8 = (ceilings[name] for name in ("copy_tb_s", "bf16_tflops", "fp8_tflops"))
+    return (
+        f"Ceilings measured in the same run: copy {copy:.2f} TB/s, bf16 {bf16:.0f} and fp8 {fp8:.0f} TFLOP/s. "
+        "Times are medians over replays of a CUDA graph, inputs random. The roofline counts what the op cannot do "
+        "without; data that fits the L2 cache can pass it."
+    )
 
 
 def draw_roofline(result: dict[str, Any], path: Path) -> None:

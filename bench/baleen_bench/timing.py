@@ -66,5 +66,5 @@ def measure_ceilings() -> Ceilings:
     bf16 = 2 * size**3 / microseconds(lambda: a @ b) / 1e6
     a8, b8 = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).T
     one = torch.ones((), device="cuda")
-    scaled = microseconds(lambda: torch._scaled_mm(a8, b8, one, one, out_dtype=torch.bfloat16))
+    scaled = microseconds(lambda: torch._scaled_mm(a8, b8, one, one, out_dtype=torch.bfloat16))  # pyright: ignore[reportPrivateImportUsage]
     return Ceilings(copy, bf16, 2 * size**3 / scaled / 1e6)

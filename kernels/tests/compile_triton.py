@@ -36,7 +36,7 @@ class Hopper:
 
 def main() -> None:
     """Prints the outcomes."""
-    driver.set_active(Hopper())
+    driver.set_active(Hopper())  # pyright: ignore[reportArgumentType]
     run = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:

@@ -19,22 +19,17 @@ _KEYS = 16
 
 
 @triton.jit
-def _transform(first, second, rest, cos, sin, signs, DTYPE: tl.constexpr, WIDTH: tl.constexpr, ROPE: tl.constexpr):
-    """Rotates the pairs (first, second) and transforms (rotated | rest), all of one dtype -> [rows, WIDTH] float32."""
-    operand: tl.constexpr = tl.float32 if INTERPRETED else DTYPE  # the interpreter's product knows no bfloat16
-    row = tl.arange(0, ROPE // 2)[:, None] * WIDTH
-    column = tl.arange(0, WIDTH)[None, :]
+def _transform(first, second, rest, cos, sin, signs, partner_signs, rest_signs, DTYPE: tl.constexpr):
+    """Rotates the pairs (first, second), transforms (rotated | rest), all of one dtype -> [rows, WIDTH] float32."""
+    operand: tl.constexpr = signs.dtype
     x, y = first.to(tl.float32), second.to(tl.float32)
     turned = narrow(x * cos - y * sin, DTYPE).to(operand)
     # In float32 "ieee" keeps all bits; bfloat16 operands are exact anyway.
-    product = tl.dot(turned, tl.load(signs + row + column).to(operand), input_precision="ieee")
+    product = tl.dot(turned, signs, input_precision="ieee")
     turned = narrow(x * sin + y * cos, DTYPE).to(operand)
-    below = tl.load(signs + ROPE // 2 * WIDTH + row + column).to(operand)
-    product = tl.dot(turned, below, product, input_precision="ieee")
-    row = tl.arange(0, WIDTH - ROPE)[:, None] * WIDTH
-    below = tl.load(signs + ROPE * WIDTH + row + column).to(operand)
-    product = tl.dot(rest.to(operand), below, product, input_precision="ieee")
-    return narrow(product * tl.rsqrt(WIDTH * 1.0), DTYPE).to(tl.float32)
+    product = tl.dot(turned, partner_signs, product, input_precision="ieee")
+    product = tl.dot(rest.to(operand), rest_signs, product, input_precision="ieee")
+    return narrow(product * tl.rsqrt(product.shape[1] * 1.0), DTYPE).to(tl.float32)
 
 
 @triton.jit
@@ -76,6 +71,14 @@ def _prepare(
     channel = tl.arange(0, WIDTH)[None, :]
     pair = tl.arange(0, ROPE // 2)[None, :]
     beyond = ROPE + tl.arange(0, WIDTH - ROPE)[None, :]
+    dtype: tl.constexpr = q.dtype.element_ty
+    operand: tl.constexpr = tl.float32 if INTERPRETED else dtype  # the interpreter's product knows no bfloat16
+    # The rows of the signs that meet each part of a head. Loaded once, before any token.
+    row = tl.arange(0, ROPE // 2)[:, None] * WIDTH
+    top_signs = tl.load(signs + row + channel).to(operand)
+    partner_signs = tl.load(signs + ROPE // 2 * WIDTH + row + channel).to(operand)
+    rest_row = (ROPE + tl.arange(0, WIDTH - ROPE))[:, None] * WIDTH
+    rest_signs = tl.load(signs + rest_row + channel).to(operand)
     blocks: tl.constexpr = HEADS // BLOCK
     query_programs = tl.cdiv(num_tokens, TOKENS) * blocks
     if program < query_programs:
@@ -87,8 +90,8 @@ def _prepare(
                 q_cos, q_sin = tl.load(q_angle), tl.load(q_angle + ROPE // 2)
                 head = q + token * q_stride + heads[:, None] * WIDTH
                 first, second = tl.load(head + pair), tl.load(head + ROPE // 2 + pair)
-                dtype: tl.constexpr = q.dtype.element_ty
-                query = _transform(first, second, tl.load(head + beyond), q_cos, q_sin, signs, dtype, WIDTH, ROPE)
+                rest = tl.load(head + beyond)
+                query = _transform(first, second, rest, q_cos, q_sin, top_signs, partner_signs, rest_signs, dtype)
                 q_scale = scale_of(tl.max(tl.abs(query), 1), UE8M0)
                 value = to_e4m3(query, q_scale[:, None], UE8M0)
                 tl.store(q_values + (token * HEADS + heads[:, None]) * WIDTH + channel, value)
@@ -98,16 +101,16 @@ def _prepare(
         tokens = ((program - query_programs) * KEYS + tl.arange(0, KEYS)).to(tl.int64)
         present = tokens < num_tokens
         mask = present[:, None]
-        row = k + tokens[:, None] * k_stride
-        x = tl.load(row + channel, mask=mask, other=0.0).to(tl.float32)
+        entry = k + tokens[:, None] * k_stride
+        x = tl.load(entry + channel, mask=mask, other=0.0).to(tl.float32)
         mean = (tl.sum(x, 1) / WIDTH)[:, None]
         std = tl.sqrt_rn(tl.sum((x - mean) * (x - mean), 1) / WIDTH + eps)[:, None]
-        normed = _layer_norm(row, pair, mask, mean, std, norm_weight, norm_bias)
-        partner = _layer_norm(row, ROPE // 2 + pair, mask, mean, std, norm_weight, norm_bias)
-        others = _layer_norm(row, beyond, mask, mean, std, norm_weight, norm_bias)
+        normed = _layer_norm(entry, pair, mask, mean, std, norm_weight, norm_bias)
+        partner = _layer_norm(entry, ROPE // 2 + pair, mask, mean, std, norm_weight, norm_bias)
+        others = _layer_norm(entry, beyond, mask, mean, std, norm_weight, norm_bias)
         angle = cos_sin + tl.load(positions + tokens, mask=present, other=0)[:, None] * ROPE + pair
         cos, sin = tl.load(angle), tl.load(angle + ROPE // 2)
-        key = _transform(normed, partner, others, cos, sin, signs, k.dtype.element_ty, WIDTH, ROPE)
+        key = _transform(normed, partner, others, cos, sin, top_signs, partner_signs, rest_signs, dtype)
         scale = scale_of(tl.max(tl.abs(key), 1), UE8M0)
         slot = tl.load(slots + tokens, mask=present, other=0)
         page = pages + (slot // 64) * (64 * (WIDTH + 4))
@@ -151,7 +154,7 @@ def prepare(
     assert q.stride(1) == width
     if num_tokens:
         block = 64 if num_tokens > 512 and heads % 64 == 0 else 32 if heads % 32 == 0 else 16
-        tokens = 1 if num_tokens <= 512 else 4  # a program loads the signs once
+        tokens = 1 if num_tokens <= 512 else 2  # a program loads the signs once
         grid = (triton.cdiv(num_tokens, tokens) * (heads // block) + triton.cdiv(num_tokens, _KEYS),)
         _prepare[grid](
             q,
@@ -179,6 +182,6 @@ def prepare(
             WIDTH=width,
             ROPE=cos_sin.shape[1],
             UE8M0=scale_ue8m0,
-            num_warps=8 if num_tokens <= 512 else 4,
+            num_warps=8 if num_tokens <= 512 else 2,
         )
     return values, weights
