@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -112,7 +113,9 @@ def test_importing_all_ops_loads_no_kernel_library() -> None:
         "import sys; from baleen_kernels import selection, machine; selection.select(machine.describe('cpu'));"
         "print([name for name in ('flash_mla', 'deep_gemm', 'fa3_fwd', 'baleen_kernels.own') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, text=True, check=True)
     assert done.stdout == "[]\n"
 
 
