@@ -24,6 +24,15 @@ def completion(**fields: Any) -> dict[str, Any]:
     return {"model": "micro", "prompt": "hello"} | fields
 
 
+def chat_text(field: bytes) -> bytes:
+    """A sound request with one more field, spelled as it is."""
+    return json.dumps(chat()).encode()[:-1] + b", " + field + b"}"
+
+
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
 TOO_HOT = json.dumps(chat()).encode()[:-1] + b', "temperature": 1e999}'
 
 NOT_A_NUMBER = json.dumps(chat()).encode()[:-1] + b', "temperature": NaN}'
@@ -59,6 +68,29 @@ CASES: list[tuple[str, str, Body, int, str | None]] = [
     ("fractional seed", CHAT, chat(seed=0.5), 400, "seed"),
     ("n of zero", CHAT, chat(n=0), 400, "n"),
     ("n of a wrong type", CHAT, chat(n="two"), 400, "n"),
+    ("n too high", CHAT, chat(n=9), 400, "n"),
+    ("a repeated key", CHAT, json.dumps(chat()).encode()[:-1] + b', "model": "micro"}', 400, "model"),
+    ("a repeated key in a field nobody knows", CHAT, chat_text(b'"x": [{"y": {}, "y": 1}]'), 400, "x[0].y"),
+    ("a body nested too deep", CHAT, chat_text(b'"x": ' + b"[" * 64 + b"]" * 64), 400, "x" + "[0]" * 63),
+    ("too many objects", CHAT, chat_text(b'"x": [' + b"{}," * 100_000 + b"0]"), 400, None),
+    ("a lone surrogate", CHAT, chat_text(b'"user": "x", "stop": "\\ud800"'), 400, "stop"),
+    ("a control character", CHAT, chat_text(b'"stop": "\x01"'), 400, "stop"),
+    ("ten megabytes of nothing", CHAT, b"<" * (7 << 20), 400, None),
+    ("too many messages", CHAT, chat(messages=MESSAGES * 2049), 400, "messages"),
+    ("too many tools", CHAT, chat(tools=[tool(f"f{number}") for number in range(129)]), 400, "tools"),
+    ("two tools of one name", CHAT, chat(tools=[tool("f"), tool("f")]), 400, "tools[1].function.name"),
+    ("an unknown tool", CHAT, chat(tools=[tool("f")], tool_choice=tool("g")), 400, "tool_choice.function.name"),
+    ("a forced call without tools", CHAT, chat(tool_choice="required"), 400, "tool_choice"),
+    ("text and forced calls", CHAT, chat(tools=[tool("f")], tool_choice="required", regex="a"), 400, "regex"),
+    ("two rules on the text", CHAT, chat(regex="a+", guided_choice=["a"]), 400, "guided_choice"),
+    ("a format nobody knows", CHAT, chat(response_format={"type": "yaml"}), 400, "response_format.type"),
+    ("a schema that is none", CHAT, chat(json_schema="{"), 400, "json_schema"),
+    ("a schema of an unknown type", CHAT, chat(guided_json={"type": "text"}), 400, "guided_json.type"),
+    ("a schema nothing obeys", CHAT, chat(guided_json={"minLength": 2, "maxLength": 1}), 400, "guided_json.minLength"),
+    ("a schema from elsewhere", CHAT, chat(guided_json={"$ref": "http://x/y"}), 400, "guided_json.$ref"),
+    ("a grammar without a root", COMPLETIONS, completion(ebnf='start ::= "a"'), 400, "ebnf"),
+    ("code in place of a plugin", CHAT, chat(custom_logit_processor="{}"), 400, "custom_logit_processor"),
+    ("half a token to think", CHAT, chat(custom_params={"thinking_budget": 0.5}), 400, "custom_params.thinking_budget"),
     ("too many stop strings", CHAT, chat(stop=[str(number) for number in range(17)]), 400, "stop"),
     ("an empty stop string", CHAT, chat(stop=""), 400, "stop"),
     ("stop of a wrong type", CHAT, chat(stop=5), 400, "stop"),

@@ -33,7 +33,7 @@ fn check_prompts(tokenizer: &Tokenizer, with_ids: bool) {
         }
         checked += 1;
     }
-    assert_eq!(checked, 60);
+    assert_eq!(checked, 61);
 }
 
 #[test]
