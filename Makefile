@@ -35,7 +35,7 @@ PACKAGES := .venv/.packages
 BUILD_INPUTS := pyproject.toml kernels/pyproject.toml packaging/cargo_hook.py
 BUILT_GATEWAY := $(CARGO_TARGET_DIR)/$(BALEEN_CARGO_PROFILE)/gateway
 
-.PHONY: help setup serve test test-all lint fmt e2e bench fuzz proto lock clean
+.PHONY: help setup serve test test-all lint fmt e2e bench bench-gpu fuzz proto lock clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -92,6 +92,10 @@ bench: setup ## measure, and write results and plots to bench/results
 
 fuzz: ## look for inputs that break the text path, FUZZ_SECONDS (60) a target; needs nightly Rust and cargo-fuzz
 	@PYTHON="$(PYTHON)" CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/fuzz" gateway/fuzz/run.sh
+
+bench-gpu: setup ## measure every kernel on this machine's GPU, and write results, table and plot to bench/results
+	@PYTHONPATH=bench $(VENV)/python -m baleen_bench --out .venv/kernels.json --commit "$$(git rev-parse HEAD)"
+	@$(VENV)/python bench/gpu_report.py .venv/kernels.json
 
 proto: $(DEPENDENCIES) ## regenerate the Python code of the contract
 	$(VENV)/python proto/generate.py
