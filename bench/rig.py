@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -79,15 +80,16 @@ class Program:
         """Ends the process and keeps what wait4 says it spent."""
         if self.total is not None:
             return
-        family = psutil.Process(self.pid).children(recursive=True) if psutil.pid_exists(self.pid) else []
-        self._process.terminate()
+        family = psutil.Process(self.pid).children(recursive=True)
+        # `Popen` would reap a process that has ended and lose what it spent.
+        os.kill(self.pid, signal.SIGTERM)
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while True:
             pid, _, usage = os.wait4(self.pid, os.WNOHANG)
             if pid:
                 break
             if time.monotonic() > deadline:
-                self._process.kill()
+                os.kill(self.pid, signal.SIGKILL)
                 deadline += STOP_TIMEOUT_S
             time.sleep(0.01)
         self._process.returncode = 0
@@ -131,6 +133,8 @@ class Router(Program):
         deadline = time.monotonic() + START_TIMEOUT_S
         url, last = f"http://127.0.0.1:{self.port}/v1/chat/completions", ""
         while time.monotonic() < deadline:
+            if psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE:
+                raise RuntimeError(f"the router ended at once: {self._process.args!r}")
             try:
                 reply = httpx.post(url, json=body, timeout=10)
             except httpx.TransportError as error:
@@ -142,6 +146,11 @@ class Router(Program):
             time.sleep(0.1)
         raise RuntimeError(f"the router does not answer: {last[:300]}")
 
+    def num_active(self) -> int:
+        """Requests in progress, by the gateway's own count."""
+        text = httpx.get(f"http://127.0.0.1:{self.port}/metrics", timeout=30).text
+        return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("baleen_active_requests "))
+
     def answered(self, **load: Any) -> tuple[dict[str, Any], CpuTime]:
         """Puts a load on it; returns what the client saw and what the router spent."""
         before = self.cpu()
@@ -151,12 +160,24 @@ class Router(Program):
 
 def put_load(port: int, **options: Any) -> dict[str, Any]:
     """Runs the client of the mock crate against `port` and returns its report."""
+    return report_of(start_load(port, **options))
+
+
+def start_load(port: int, **options: Any) -> subprocess.Popen[str]:
+    """Starts the client, for measurements that look at the router meanwhile."""
     command = [mock_binary(), "load", "--port", str(port)]
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
         command += [flag] if value is True else [flag, str(value)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    report: dict[str, Any] = json.loads(done.stdout)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def report_of(load: subprocess.Popen[str]) -> dict[str, Any]:
+    """Waits for a client and returns its report. RuntimeError when it failed."""
+    output, _ = load.communicate()
+    if load.returncode != 0:
+        raise RuntimeError(f"the load failed: {load.args!r}")
+    report: dict[str, Any] = json.loads(output)
     return report | report.pop("result")
 
 

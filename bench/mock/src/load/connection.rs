@@ -15,8 +15,8 @@ const MAX_HEAD_BYTES: usize = 16 * 1024;
 #[derive(Clone, Copy, Debug)]
 pub struct Answer {
     pub status: u16,
-    /// Events of a stream that carried a token.
-    pub tokens: u32,
+    /// Events of a stream that carried text.
+    pub events: u32,
     /// Reads from the socket that brought tokens: writes of the server, seen from here.
     pub reads: u32,
     pub first_byte: Option<Instant>,
@@ -26,7 +26,7 @@ pub struct Answer {
 impl Answer {
     /// Nothing that can be read.
     pub fn broken() -> Self {
-        Self { status: 0, tokens: 0, reads: 0, first_byte: None, end: Instant::now() }
+        Self { status: 0, events: 0, reads: 0, first_byte: None, end: Instant::now() }
     }
 }
 
@@ -71,7 +71,7 @@ impl Connection {
         let first_byte = Instant::now();
         let (status, length, closes) = parse_head(&self.buffer[..head_len])?;
         self.buffer.drain(..head_len);
-        let (tokens, reads) = match length {
+        let (events, reads) = match length {
             Length::Known(num_bytes) => {
                 while self.buffer.len() < num_bytes {
                     self.read_some().await?;
@@ -81,7 +81,7 @@ impl Connection {
             }
             Length::Chunked => self.read_events(gaps_us).await?,
         };
-        let answer = Answer { status, tokens, reads, first_byte: Some(first_byte), end: Instant::now() };
+        let answer = Answer { status, events, reads, first_byte: Some(first_byte), end: Instant::now() };
         if closes {
             self.reopen().await?;
         }
@@ -90,7 +90,7 @@ impl Connection {
 
     /// Reads chunks to the last one and counts the events with content in them.
     async fn read_events(&mut self, gaps_us: &mut Vec<u32>) -> anyhow::Result<(u32, u32)> {
-        let (mut tokens, mut reads, mut last) = (0, 0, None::<Instant>);
+        let (mut events, mut reads, mut last) = (0, 0, None::<Instant>);
         loop {
             // The event that opens an answer has an empty one.
             let fresh = count(&self.buffer, b"\"content\":\"") - count(&self.buffer, b"\"content\":\"\"");
@@ -100,13 +100,13 @@ impl Connection {
                 if let Some(last) = last.replace(now) {
                     gaps_us.push(u32::try_from((now - last).as_micros()).unwrap_or(u32::MAX));
                 }
-                tokens += fresh;
+                events += fresh;
                 reads += 1;
             }
             // An event that is cut at the end of a read is rare and counted with the next one or not at all.
             self.buffer.clear();
             if ended {
-                return Ok((tokens, reads));
+                return Ok((events, reads));
             }
             self.read_some().await?;
         }

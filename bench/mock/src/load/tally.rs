@@ -14,7 +14,7 @@ pub struct Tally {
     latencies_us: Vec<u32>,
     first_bytes_us: Vec<u32>,
     pub gaps_us: Vec<u32>,
-    tokens: u64,
+    events: u64,
     reads: u64,
 }
 
@@ -25,7 +25,7 @@ impl Tally {
         if answer.status != 200 {
             return;
         }
-        self.tokens += u64::from(answer.tokens);
+        self.events += u64::from(answer.events);
         self.reads += u64::from(answer.reads);
         self.latencies_us.push(us(answer.end - due));
         self.first_bytes_us.extend(answer.first_byte.map(|first| us(first - due)));
@@ -38,7 +38,7 @@ impl Tally {
         self.latencies_us.extend(other.latencies_us);
         self.first_bytes_us.extend(other.first_bytes_us);
         self.gaps_us.extend(other.gaps_us);
-        self.tokens += other.tokens;
+        self.events += other.events;
         self.reads += other.reads;
     }
 
@@ -49,9 +49,8 @@ impl Tally {
             "by_status": self.by_status.iter().map(|(status, count)| (status.to_string(), *count)).collect::<BTreeMap<_, _>>(),
             "good": good,
             "good_per_s": good as f64 / seconds,
-            "tokens": self.tokens,
-            "tokens_per_s": self.tokens as f64 / seconds,
-            "tokens_per_read": self.tokens as f64 / self.reads.max(1) as f64,
+            "events": self.events,
+            "events_per_read": self.events as f64 / self.reads.max(1) as f64,
             "latency_us": quantiles(&mut self.latencies_us),
             "first_byte_us": quantiles(&mut self.first_bytes_us),
             "gap_us": quantiles(&mut self.gaps_us),
