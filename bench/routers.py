@@ -102,6 +102,8 @@ def measure_tokens(bench: Bench, name: str) -> dict[str, Any]:
         long, long_cpu = router.answered(**options, tokens=LONG_TOKENS, requests=rounds)
     require_good(name, short)
     require_good(name, long)
+    if long["events"] < rounds * SHORT_TOKENS:
+        raise RuntimeError(f"{name} streamed only {long['events']} events of {rounds * LONG_TOKENS} tokens")
     long["tokens_per_s"] = rounds * LONG_TOKENS / long["seconds"]
     slope = (long_cpu - short_cpu).per(rounds * (LONG_TOKENS - SHORT_TOKENS))
     return slope | pick(long, "tokens_per_s", "gap_us")

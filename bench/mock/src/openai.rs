@@ -58,14 +58,11 @@ impl Output for Mailboxes {
 
 #[derive(Deserialize)]
 struct ChatRequest {
-    #[serde(default = "one")]
-    max_tokens: u32,
+    max_tokens: Option<u32>,
+    /// Some routers send the limit on under its newer name.
+    max_completion_tokens: Option<u32>,
     #[serde(default)]
     stream: bool,
-}
-
-fn one() -> u32 {
-    1
 }
 
 async fn answer(
@@ -84,9 +81,10 @@ async fn answer(
     let Ok(body) = request.into_body().collect().await.map(http_body_util::Collected::to_bytes) else {
         return Ok(whole(StatusCode::BAD_REQUEST, String::new()));
     };
-    let Ok(ChatRequest { max_tokens, stream }) = serde_json::from_slice(&body) else {
+    let Ok(ChatRequest { max_tokens, max_completion_tokens, stream }) = serde_json::from_slice(&body) else {
         return Ok(whole(StatusCode::BAD_REQUEST, String::new()));
     };
+    let max_tokens = max_tokens.or(max_completion_tokens).unwrap_or(1);
     let (mailbox, mut tokens) = mpsc::unbounded_channel();
     // The engine lives as long as the server.
     let _ = commands.send(Command::Start { job: mailbox, num_tokens: max_tokens });

@@ -56,7 +56,7 @@ impl EventStream {
         Self {
             answer,
             request,
-            buffer: Vec::with_capacity(FRAME_BYTES),
+            buffer: Vec::new(),
             holds_step: true,
             last_write: now,
             keep_alive_interval,
@@ -68,6 +68,8 @@ impl EventStream {
     fn write_step(&mut self) {
         self.holds_step = false;
         let Some(generation) = &mut self.request.generation else { return };
+        // Made when it is needed: thousands of streams wait for their next step with nothing to write.
+        self.buffer.reserve(FRAME_BYTES);
         self.answer.write_step(generation, &mut self.buffer);
         if generation.is_done() {
             self.answer.write_end(generation, &mut self.buffer);
@@ -127,7 +129,7 @@ impl HttpBody for EventStream {
             }
         }
         this.last_write = Instant::now();
-        let bytes = std::mem::replace(&mut this.buffer, Vec::with_capacity(FRAME_BYTES));
+        let bytes = std::mem::take(&mut this.buffer);
         Poll::Ready(Some(Ok(Frame::data(Bytes::from(bytes)))))
     }
 
