@@ -2,6 +2,7 @@
 //!
 //! Unvalidated types stop here: what leaves this module obeys the one table of limits that the worker reads too.
 
+pub mod abort;
 pub mod anthropic;
 pub mod chat;
 pub mod completions;

@@ -8,13 +8,13 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
-use serde::Deserialize;
 use serde_json::{Value, json};
 use tonic::Code;
 
 use super::admission::read_body;
 use crate::app::App;
 use crate::error::ApiError;
+use crate::openai::abort::AbortRequest;
 use crate::openai::models::{ModelCard, ModelList};
 use crate::telemetry::{METRICS_CONTENT_TYPE, WorkerGauges};
 use crate::worker::PROTOCOL_VERSION;
@@ -104,23 +104,13 @@ pub async fn flush_cache(State(app): State<Arc<App>>) -> Result<Json<Value>, Api
     Ok(Json(json!({"freed_pages": freed_pages})))
 }
 
-#[derive(Deserialize)]
-struct AbortRequest {
-    /// The `id` of the response.
-    rid: Option<String>,
-    abort_all: Option<bool>,
-}
-
 /// `POST /abort_request`: ends one request in progress, or all. Its client gets what was generated so far and the
 /// finish reason "abort".
 pub async fn abort_request(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, ApiError> {
     let body = read_body(body, MAX_ADMIN_BODY_BYTES).await?;
-    let request: AbortRequest = serde_json::from_slice(&body)
-        .map_err(|error| ApiError::bad_request(format!("The body is not {{\"rid\": ID}}: {error}.")))?;
-    let aborted = match request.rid {
-        _ if request.abort_all == Some(true) => app.generator.abort_all(),
-        Some(rid) => usize::from(response_id(&rid).is_some_and(|id| app.generator.abort(id))),
-        None => return Err(ApiError::bad_request("Give `rid`, the id of a response, or `abort_all`: true.")),
+    let aborted = match AbortRequest::parse(&body)? {
+        AbortRequest::All => app.generator.abort_all(),
+        AbortRequest::One(rid) => usize::from(response_id(&rid).is_some_and(|id| app.generator.abort(id))),
     };
     Ok(Json(json!({"aborted": aborted})))
 }
