@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
+
 from baleen_worker import launch_flags, logit_processors
 from baleen_worker.waiting import Policy
 
@@ -83,6 +85,32 @@ class WorkerConfig:
     log_level: str = "info"
 
 
+class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`--kv-events-config`, as JSON. Addresses are ZMQ's; one with `*` is bound, any other is connected to.
+
+    `buffer_steps`: batches kept for replay. `hwm`: batches that may wait for a slow subscriber, which then loses some.
+    """
+
+    publisher: str = "zmq"
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    topic: str = ""
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    enable_kv_cache_events: bool = True
+
+    def __post_init__(self) -> None:
+        if self.publisher not in ("zmq", "null"):
+            raise ValueError(f"publisher {self.publisher!r} is not known: use zmq or null")
+        if self.buffer_steps < 1 or self.hwm < 1:
+            raise ValueError("buffer_steps and hwm must be at least 1")
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is published."""
+        return self.publisher == "zmq" and self.enable_kv_cache_events
+
+
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
     """What only the head process needs: where it listens and how it is supervised."""
@@ -92,6 +120,7 @@ class HeadConfig:
     model_id: str = ""
     supervised: bool = False
     metrics_port: int | None = None
+    kv_events: KvEventsConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +170,7 @@ def parse(arguments: Sequence[str]) -> LaunchConfig:
         model_id=values["served_model_name"] or model_dir.resolve().name,
         supervised=values["supervised"],
         metrics_port=values["metrics_port"],
+        kv_events=values["kv_events_config"],
     )
     return LaunchConfig(head=head, worker=worker)
 
@@ -166,6 +196,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--served-model-name", metavar="NAME", help="model id to announce (default: last part of MODEL_DIR)")
     add("--supervised", action="store_true", help="report as JSON lines on stdout and exit when stdin closes")
     add("--log-level", choices=LOG_LEVELS, default="info", type=str.lower)
+    add(
+        "--kv-events-config",
+        type=_kv_events,
+        metavar="JSON",
+        help='publish what the prefix cache holds over ZMQ, e.g. {"endpoint": "tcp://*:5557"}',
+    )
     add("--metrics-port", type=_integer(1, 65535), metavar="PORT", help="serve Prometheus metrics on this port too")
 
     add = parser.add_argument_group("model").add_argument
@@ -334,6 +370,13 @@ def _fraction(text: str) -> float:
     if not 0.0 < value < 1.0:
         raise argparse.ArgumentTypeError(f"{text} is out of range: it must lie between 0 and 1")
     return value
+
+
+def _kv_events(text: str) -> KvEventsConfig:
+    try:
+        return msgspec.json.decode(text, type=KvEventsConfig)
+    except ValueError as error:  # msgspec's errors among them
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _number(minimum: float, maximum: float) -> Any:

@@ -124,9 +124,10 @@ class Engine:
         outputs += scheduler.end_exhausted()
         progress = self._step_once(outputs)
         load = self._current_load
-        if outputs or load != self._load:
+        events = scheduler.take_cache_events()
+        if outputs or events or load != self._load:
             self._load = load
-            self._outbox.publish(StepDone(self._step, to_columns(outputs), load))
+            self._outbox.publish(StepDone(self._step, to_columns(outputs), load, events))
         if not scheduler.idle:
             assert progress or self._waits, "requests are live but no step can be planned"
         elif not was_idle:

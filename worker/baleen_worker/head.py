@@ -27,6 +27,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from baleen_worker.config import ConfigError, LaunchConfig
+from baleen_worker.kv_events import KvEventPublisher
 from baleen_worker.limits import model_facts
 from baleen_worker.messages import Fatal, Flushed, Loading, Ready, StepDone
 from baleen_worker.model_config import ModelConfig, load_model_config
@@ -71,7 +72,12 @@ class _Head:
     def __init__(self, config: LaunchConfig) -> None:
         self._model = _read_model(config)
         self._config = config = fit_to_model(config, self._model)
-        self._state = WorkerState(boot_epoch=secrets.randbits(64), files=_tokenizer_files(config.worker.model_dir))
+        self._state = WorkerState(
+            boot_epoch=secrets.randbits(64),
+            files=_tokenizer_files(config.worker.model_dir),
+            page_size=config.worker.page_size,
+        )
+        self._kv_events: KvEventPublisher | None = None
         self._streams = Streams()
         self._rank_end = HeadEnd()
         self._service = WorkerService(self._state, self._streams, self._rank_end)
@@ -84,6 +90,7 @@ class _Head:
         try:
             address = await self._listen(server)
             self._watch_metrics()
+            self._publish_kv_events()
             self._watch_signals()
             if self._config.head.supervised:
                 report("listening", address=address)
@@ -95,6 +102,8 @@ class _Head:
             for task in self._background:
                 task.cancel()
             await server.stop(grace=None)
+            if self._kv_events is not None:
+                self._kv_events.close()
             self._rank_end.close()
         return 0
 
@@ -218,6 +227,8 @@ class _Head:
             match event:
                 case StepDone():
                     self._service.on_step(event)
+                    if self._kv_events is not None and event.cache_events:
+                        await self._kv_events.publish(event.cache_events)
                     await asyncio.sleep(0)  # a rank that is ahead must not keep the streams from being written
                     if self._state.draining:
                         self._stop_when_drained()
@@ -249,6 +260,16 @@ class _Head:
             serve_metrics(head.host, head.metrics_port, head.model_id, lambda: self._state.load)
         except OSError as error:
             raise FatalError(f"cannot serve metrics on port {head.metrics_port}: {error.strerror}") from None
+
+    def _publish_kv_events(self) -> None:
+        kv_events = self._config.head.kv_events
+        if kv_events is None or not kv_events.enabled:
+            return
+        try:
+            self._kv_events = KvEventPublisher(kv_events, self._config.worker.page_size)
+        except ValueError as error:
+            raise FatalError(str(error)) from None
+        self._background.append(asyncio.create_task(self._kv_events.serve_replays()))
 
     # --- end ------------------------------------------------------------------------------------------------------
 

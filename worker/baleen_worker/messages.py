@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from baleen_worker.cache.events import CacheEvent
 from baleen_worker.output import Load, Output, RequestError
 from baleen_worker.request import Request, RequestId
 from baleen_worker.step import TokenLogprobs
@@ -110,6 +111,7 @@ class StepDone(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     step: int
     streams: list[StreamColumns]
     load: Load
+    cache_events: list[CacheEvent] = msgspec.field(default_factory=list[CacheEvent])
 
 
 class Flushed(msgspec.Struct, frozen=True, array_like=True, tag="flushed"):

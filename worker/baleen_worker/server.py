@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
+from baleen_worker.kv_events import to_contract
 from baleen_worker.limits import InvalidSubmitError, ModelFacts, to_request
 from baleen_worker.messages import (
     Abort,
@@ -57,6 +58,7 @@ class WorkerState:
 
     boot_epoch: int
     files: dict[int, Path]
+    page_size: int
     info: pb.GetInfoResponse | None = None
     model: ModelFacts | None = None
     load: Load = field(default_factory=Load)
@@ -72,6 +74,7 @@ class WorkerService:
         self._rank = rank
         self._flushes: dict[int, asyncio.Future[int | None]] = {}
         self._num_flushes = 0
+        self._num_kv_events = 0
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """All methods, to be added to a grpc.aio server."""
@@ -144,13 +147,22 @@ class WorkerService:
     # --- news from the rank ---------------------------------------------------------------------------------------
 
     def on_step(self, event: StepDone) -> None:
-        """Sends each stream its part of a step."""
+        """Sends each stream its part of a step, and what has changed in the prefix cache."""
         self._state.load = event.load
+        kv_events = to_contract(event.cache_events, self._num_kv_events + 1, self._state.page_size)
+        self._num_kv_events += len(kv_events)
+        if kv_events:
+            moved = {columns.stream for columns in event.streams}
+            for stream in self._streams.all:
+                if stream.number not in moved:
+                    stream.send(pb.WorkerFrame(kv_events=kv_events))
         for columns in event.streams:
             stream = self._streams.find(columns.stream)
             if stream is None:
                 continue
-            stream.send(step_frame(event.step, columns, event.load))
+            frame = step_frame(event.step, columns, event.load)
+            frame.kv_events.extend(kv_events)
+            stream.send(frame)
             stream.live.difference_update(
                 key for key, reason in zip(columns.keys, columns.finish_reasons, strict=True) if reason
             )

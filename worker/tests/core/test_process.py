@@ -332,7 +332,7 @@ def test_a_deadline_ends_a_request(client: Client) -> None:
 
 def test_flush_is_refused_while_a_request_runs(client: Client) -> None:
     stream = client.connect()
-    stream.submit(1, [1], 10_000)
+    stream.submit(1, [1] * 130, 10_000)
     stream.read_until(lambda: 1 in stream.tokens)
     with pytest.raises(grpc.RpcError) as caught:
         client.flush()
@@ -540,3 +540,22 @@ def test_the_generated_code_is_what_the_contract_generates() -> None:
     command = [sys.executable, str(root / "proto" / "generate.py"), "--check"]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_is_cached_is_told_on_every_stream(client: Client) -> None:
+    client.flush()
+    stream, listener = client.connect(), client.connect()
+    prompt = list(range(1, 131))
+    stream.submit(1, prompt, 3)
+    for reader in (stream, listener):
+        while not (frame := reader.next()).kv_events:
+            pass
+        [event] = frame.kv_events
+        assert list(event.stored.token_ids) == prompt[:128]
+        assert (len(event.stored.page_hashes), event.stored.page_size_tokens) == (2, 64)
+    stream.read_until(lambda: 1 in stream.ended)
+    client.flush()
+    while not (frame := listener.next()).kv_events:
+        pass
+    assert [event.WhichOneof("event") for event in frame.kv_events] == ["cleared"]
+    assert [kv.event_id for kv in frame.kv_events] == [event.event_id + 1]
