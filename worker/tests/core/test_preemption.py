@@ -50,8 +50,8 @@ def test_output_is_found_too_as_the_next_turn_of_a_conversation_does() -> None:
 
 def test_other_tenants_and_prompt_scores_find_nothing() -> None:
     rig = Rig()
-    for key, options in enumerate(({}, {"cache_salt": "x"}, {"prompt_logprobs": 1}, {})):
-        rig.submit(make_request(key, prompt(150), 3, **options))
+    for key, (salt, prompt_logprobs) in enumerate((("", None), ("x", None), ("", 1), ("", None))):
+        rig.submit(make_request(key, prompt(150), 3, cache_salt=salt, prompt_logprobs=prompt_logprobs))
         rig.finish()
     assert [cached_of(rig, key) for key in range(4)] == [0, 0, 0, 128]
 
