@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     seconds = parser.parse_args().minutes * 60
     draw = random.Random(1)
-    flags = "--max-total-tokens 16384 --max-running-requests 64 --chunked-prefill-size 512 --schedule-conservativeness 0"
+    flags = "--max-total-tokens 8192 --max-running-requests 64 --chunked-prefill-size 512 --schedule-conservativeness 0"
     with tempfile.TemporaryDirectory() as folder:
         model = copy_model(Path(folder))
         with WorkerProcess(model, *flags.split()) as worker, Client(worker.address) as client:
