@@ -1,7 +1,7 @@
-"""The grammars that the gateway compiles from tools: xgrammar admits the outputs it should, and no others.
+"""The grammars that the gateway compiles from tools: the worker admits the outputs it should, and no others.
 
 The rows are those that the gateway's own tests compile. An output is tokenized as the model writes it, control tokens
-by their ids. To a grammar they are bytes that no text holds, so that only their ids admit them.
+by their ids.
 """
 
 from __future__ import annotations
@@ -14,24 +14,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from baleen_worker.grammar.backend import Backend
+from baleen_worker.request import Constraint
 from tokenizers import Tokenizer
-
-xgrammar = pytest.importorskip("xgrammar")
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 ROWS = [
     json.loads(line)
     for line in (CHECKOUT / "gateway/tests/data/constraints.jsonl").read_text(encoding="utf-8").splitlines()
 ]
-TOKENIZER_JSON = CHECKOUT / "models/micro/tokenizer.json"
+MICRO_MODEL = CHECKOUT / "models/micro"
+TOKENIZER_JSON = MICRO_MODEL / "tokenizer.json"
 END_OF_SENTENCE = 1
-
-
-def byte_alphabet() -> dict[str, int]:
-    """The characters that stand for bytes in a byte-level vocabulary."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
 @cache
@@ -46,21 +40,9 @@ def control_tokens() -> dict[str, int]:
 
 
 @cache
-def compiler() -> Any:
-    alphabet = byte_alphabet()
-    controls = set(control_tokens().values())
-    vocabulary: list[bytes] = []
-    for number in range(tokenizer().get_vocab_size()):
-        if number in controls:
-            vocabulary.append(b"\xff\xff" + number.to_bytes(4))
-        else:
-            token = tokenizer().id_to_token(number) or ""
-            vocabulary.append(bytes(alphabet[character] for character in token))
-    info = xgrammar.TokenizerInfo(
-        vocabulary, xgrammar.VocabType.RAW, vocab_size=len(vocabulary), stop_token_ids=[END_OF_SENTENCE]
-    )
-    # Its cache of rules takes two rules for one that differ in the token they ask for alone (seen in 0.2.8).
-    return xgrammar.GrammarCompiler(info, cache_enabled=False)
+def backend() -> Backend:
+    config = json.loads((MICRO_MODEL / "config.json").read_text(encoding="utf-8"))
+    return Backend(MICRO_MODEL, config["vocab_size"], num_threads=1)
 
 
 def token_ids(output: str, *, spells_markers: bool = False) -> list[int]:
@@ -78,12 +60,11 @@ def token_ids(output: str, *, spells_markers: bool = False) -> list[int]:
 
 def admits(tag: dict[str, Any], ids: list[int]) -> bool:
     """Whether the model could write these tokens and end: a mask lets each of them pass, and so does the grammar."""
-    matcher = xgrammar.GrammarMatcher(compiler().compile_structural_tag(json.dumps(tag)))
-    words: Any = np.empty((1, -(-tokenizer().get_vocab_size() // 32)), dtype=np.int32)
+    grammar = backend().compile(Constraint("structural_tag", json.dumps(tag), None))
+    matcher = backend().match(grammar, [END_OF_SENTENCE])
     for number in [*ids, END_OF_SENTENCE]:
-        matcher.fill_next_token_bitmask(words)
-        passes = bool(np.unpackbits(words.view(np.uint8), bitorder="little")[number])
-        if not passes or not matcher.accept_token(number):
+        bits = np.unpackbits(matcher.allowed().view(np.uint8), bitorder="little")
+        if not bits[number] or not matcher.accept(number):
             return False
     return True
 
