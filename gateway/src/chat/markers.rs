@@ -112,7 +112,7 @@ impl Lexer {
             }
         };
         // Every marker begins with `<` or with the first byte of `｜`.
-        while let Some(offset) = text.as_bytes()[at..].iter().position(|byte| matches!(byte, b'<' | 0xEF)) {
+        while let Some(offset) = memchr::memchr2(b'<', 0xEF, &text.as_bytes()[at..]) {
             at += offset;
             match self.begins(&text[at..]) {
                 Begins::Marker(marker) => {

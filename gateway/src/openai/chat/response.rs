@@ -1,6 +1,7 @@
 //! `chat.completion` and `chat.completion.chunk`.
 
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::openai::logprobs::ChatLogprobs;
 use crate::openai::response::{ChunkUsage, FinishReason, ResponseHead, StopReason, Usage};
@@ -166,12 +167,9 @@ impl<'a> ChatChunkChoice<'a> {
     }
 }
 
+/// A chunk without what all chunks of an answer repeat.
 #[derive(Serialize)]
-struct ChatChunk<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
+struct ChunkBody<'a> {
     choices: &'a [ChatChunkChoice<'a>],
     #[serde(skip_serializing_if = "ChunkUsage::is_absent")]
     usage: ChunkUsage<'a>,
@@ -182,14 +180,18 @@ struct ChatChunk<'a> {
 /// Writes the chunks of one streamed answer.
 #[derive(Debug, Clone)]
 pub struct ChatChunkWriter {
-    head: ResponseHead,
+    /// What every chunk begins with, as far as the last value before `choices`; made once, for it is most of a chunk.
+    head: Box<str>,
     with_usage: bool,
 }
 
 impl ChatChunkWriter {
     /// `with_usage`: whether chunks have a usage field, null where there is nothing to say.
     pub fn new(head: ResponseHead, with_usage: bool) -> Self {
-        Self { head, with_usage }
+        let ResponseHead { id, created, model } = head;
+        let (id, model) = (Value::from(id), Value::from(model));
+        let head = format!("{{\"id\":{id},\"object\":\"chat.completion.chunk\",\"created\":{created},\"model\":{model}");
+        Self { head: head.into(), with_usage }
     }
 
     /// Appends one chunk as JSON to `out`. `usage` is the usage so far, for a client that wants it in every chunk.
@@ -225,16 +227,13 @@ impl ChatChunkWriter {
         prompt_token_ids: Option<&[u32]>,
         out: &mut Vec<u8>,
     ) -> serde_json::Result<()> {
-        let chunk = ChatChunk {
-            id: &self.head.id,
-            object: "chat.completion.chunk",
-            created: self.head.created,
-            model: &self.head.model,
-            choices,
-            usage: ChunkUsage::of(usage, self.with_usage),
-            prompt_token_ids,
-        };
-        serde_json::to_writer(out, &chunk)
+        out.extend_from_slice(self.head.as_bytes());
+        let brace = out.len();
+        let body = ChunkBody { choices, usage: ChunkUsage::of(usage, self.with_usage), prompt_token_ids };
+        serde_json::to_writer(&mut *out, &body)?;
+        // The body is an object of its own; here it goes on with one that is open.
+        out[brace] = b',';
+        Ok(())
     }
 }
 
