@@ -22,6 +22,8 @@ from baleen_kernels.registry import Op
 
 # Floats of per-head products held at a time (64 MiB).
 _CHUNK_ELEMENTS = 1 << 24
+# On a CPU (4 MiB): what a core's cache holds is rectified and summed at twice the speed.
+_HOST_CHUNK_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ def _torch(q: Tensor, k: Tensor, head_weights: Tensor) -> Tensor:
     num_keys = k.shape[1]
     keys = k.float().transpose(1, 2)  # [B, D, n]
     out = torch.empty(batch, num_tokens, num_keys, dtype=torch.float32, device=q.device)
-    step = max(1, _CHUNK_ELEMENTS // max(1, batch * num_heads * num_keys))
+    most = _CHUNK_ELEMENTS if q.is_cuda else _HOST_CHUNK_ELEMENTS
+    step = max(1, most // max(1, batch * num_heads * num_keys))
     for start in range(0, num_tokens, step):
         chunk = slice(start, start + step)
         products = torch.bmm(q[:, chunk].float().flatten(1, 2), keys).relu_()  # [B, t * J, n]

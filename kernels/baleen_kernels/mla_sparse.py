@@ -26,6 +26,8 @@ from baleen_kernels.registry import Op
 _CHUNK_ELEMENTS = 1 << 24
 # Copying one key costs a token about as much as multiplying it for this many heads; measured on x86.
 _HEADS_PER_COPY = 40
+# On a CPU, tokens at a time: the fewer, the fewer keys that none of them picks are multiplied.
+_HOST_CHUNK_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +105,20 @@ def _torch(
     keys = torch.cat([kv_latent, k_rope], -1).float()  # [n, C + R]
     # Gathering copies K keys per token; a matrix product with all n keys and a mask copies none, but counts for every
     # head. The mask lets what is not finite through, gathering does not.
-    masked = num_keys * num_heads <= topk * (num_heads + _HEADS_PER_COPY) and bool(keys.isfinite().all())
-    width = num_keys * num_heads if masked else topk * (keys.shape[1] + num_heads)
+    most_masked = topk * (num_heads + _HEADS_PER_COPY) // num_heads if bool(keys.isfinite().all()) else -1
+    width = num_keys * num_heads if num_keys <= most_masked else topk * (keys.shape[1] + num_heads)
     step = max(1, _CHUNK_ELEMENTS // max(1, width))
+    if not keys.is_cuda:
+        step = min(step, _HOST_CHUNK_TOKENS)
     out = torch.empty_like(q_latent)
     for start in range(0, num_tokens, step):
         chunk = slice(start, start + step)
         q = torch.cat([q_latent[chunk], q_rope[chunk]], -1).float() * softmax_scale  # [t, H, C + R]
         picks = topk_indices[chunk].long()
-        if masked:
-            out[chunk] = _attend_masked(q, keys, picks, latent)
+        # Prompts attend backwards, so early tokens pick from few keys. On a GPU, asking would cost more than it saves.
+        seen = num_keys if keys.is_cuda else int(picks.max()) + 1
+        if seen <= most_masked:
+            out[chunk] = _attend_masked(q, keys[:seen], picks, latent)
         else:
             selected = keys[picks.clamp(min=0)]  # [t, K, C + R]
             out[chunk] = _attend(q, selected, picks < 0, latent)

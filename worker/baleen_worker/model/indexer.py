@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _KEY_NORM_EPS = 1e-6
 # Index scores held at a time (32 MiB): long prompts select in pieces.
 _CHUNK_SCORES = 1 << 23
+# On a CPU, tokens that select at a time: the fewer, the fewer keys that none of them sees are scored.
+_HOST_CHUNK_TOKENS = 128
 
 
 class Indexer(nn.Module):
@@ -83,16 +85,29 @@ class Indexer(nn.Module):
         q, w = q.unflatten(0, (num_rows, t)), w.unflatten(0, (num_rows, t))
         num_visible = rows.num_visible.view(num_rows, t)
         size = max(1, _CHUNK_SCORES // (num_rows * num_keys))
+        if not q.is_cuda:
+            size = min(size, _HOST_CHUNK_TOKENS)
         picks: list[Tensor] = []
         for start in range(0, t, size):
-            chunk = slice(start, start + size)
-            scores = index_logits(q[:, chunk], k, w[:, chunk]).flatten(0, 1)
-            chosen = index_topk(scores, num_visible[:, chunk].flatten(), topk=self.topk)
+            chunk = slice(start, min(start + size, t))
+            visible = num_visible[:, chunk].flatten()
+            # The tokens of one row sit at its end, so a chunk sees no further than its own last token …
+            seen = num_keys if num_rows > 1 else num_keys - t + chunk.stop
+            if seen <= self.topk:  # … and where that is no more than K, scores would decide nothing.
+                chosen = _first(visible, self.topk)
+            else:
+                scores = index_logits(q[:, chunk], k[:, :seen], w[:, chunk]).flatten(0, 1)
+                chosen = index_topk(scores, visible, topk=self.topk)
             picks.append(chosen.unflatten(0, (num_rows, -1)))
         return torch.cat(picks, 1).flatten(0, 1)
 
 
 def all_visible(rows: AbsorbedRows) -> Tensor:
     """Positions [B * t, n] of every visible key, padded with -1: the selection where nothing is left out."""
-    positions = torch.arange(rows.num_keys, dtype=torch.int32, device=rows.kv_slots.device)
-    return torch.where(positions < rows.num_visible[:, None], positions, -1)
+    return _first(rows.num_visible, rows.num_keys)
+
+
+def _first(num_visible: Tensor, width: int) -> Tensor:
+    """Positions [T, width] int32 of the first `num_visible` [T] keys, padded with -1."""
+    positions = torch.arange(width, dtype=torch.int32, device=num_visible.device)
+    return torch.where(positions < num_visible[:, None], positions, -1)
