@@ -190,7 +190,8 @@ impl ChatChunkWriter {
     pub fn new(head: ResponseHead, with_usage: bool) -> Self {
         let ResponseHead { id, created, model } = head;
         let (id, model) = (Value::from(id), Value::from(model));
-        let head = format!("{{\"id\":{id},\"object\":\"chat.completion.chunk\",\"created\":{created},\"model\":{model}");
+        let head =
+            format!("{{\"id\":{id},\"object\":\"chat.completion.chunk\",\"created\":{created},\"model\":{model}");
         Self { head: head.into(), with_usage }
     }
 
