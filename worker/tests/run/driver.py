@@ -39,13 +39,13 @@ class Sequence:
 class Driver:
     """Runs sequences in random steps: random order of admission, chunk sizes, pages and batch mixes."""
 
-    def __init__(self, built: BuiltRunner, seed: int, max_chunk: int = 48) -> None:
+    def __init__(self, built: BuiltRunner, seed: int, max_chunk: int = 48, num_slots: int = 6) -> None:
         self.built = built
         self.random = random.Random(seed)
         self.max_chunk = max_chunk
         self.free_pages = list(range(1, built.num_pages))
         self.random.shuffle(self.free_pages)
-        self.free_slots = list(range(6))
+        self.free_slots = list(range(num_slots))
         self.step = 0
 
     def run(self, sequences: list[Sequence]) -> None:

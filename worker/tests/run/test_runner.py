@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from baleen_worker.request import SamplingParams
+from baleen_worker.request import SamplingParams, ThinkingBudget
 from baleen_worker.step import Admission, BuiltRunner, PlannedRow, StepPlan
 from driver import Driver, Sequence, build, prompt
 from tiny_checkpoint import Tiny, save_tiny
@@ -79,6 +79,32 @@ def test_sampled_tokens_do_not_depend_on_the_batch(built: BuiltRunner) -> None:
     Driver(built, 77).run(together)
     assert [s.output for s in alone] == [s.output for s in together]
     assert len({tuple(s.output) for s in alone}) == 8
+
+
+def test_same_seed_same_tokens_alone_or_among_31_neighbours(tiny: Tiny) -> None:
+    """Whatever the sampling asks for: everything that has a memory, and masks of nobody else."""
+    built = build(tiny.folder, max_running_requests=32)
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"repetition_penalty": 1.4, "top_p": 0.9},
+        {"frequency_penalty": 0.8, "presence_penalty": -0.5, "top_k": 40},
+        {"logit_bias": ((7, 3.0), (9, -100.0)), "min_tokens": 4, "stop_token_ids": (7,)},
+        {"thinking": ThinkingBudget(3, open_id=11, close_id=12, starts_open=True)},
+    ]
+
+    def requests() -> list[Sequence]:
+        return [
+            Sequence(prompt(9 + 5 * n, n), SamplingParams(max_tokens=8, seed=n // 2, **kinds[n % len(kinds)]))
+            for n in range(32)
+        ]
+
+    together = requests()
+    Driver(built, 4, num_slots=32).run(together)
+    for number in (0, 1, 2, 3, 4, 21, 31):
+        alone = requests()[number]
+        Driver(built, number).run([alone])
+        assert alone.output == together[number].output, kinds[number % len(kinds)]
+    assert all(12 in s.output[:4] for s in together[4::5]), "a budget was not kept"
 
 
 def test_a_row_with_broken_logits_fails_alone(tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+"""Answers that must have a form, over HTTP on the micro model: schemas, expressions, and calls that are asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from harness.processes import Gateway
+
+# The first constraint of a worker waits until two processes have imported what compiles it.
+TIMEOUT_S = 250
+WEATHER = {
+    "type": "object",
+    "properties": {"town": {"enum": ["Oslo", "Bergen"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["town", "days"],
+    "additionalProperties": False,
+}
+
+
+def tool(name: str, *, strict: bool = False) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": WEATHER, "strict": strict}}
+
+
+def ask(gateway: Gateway, **fields: Any) -> dict[str, Any]:
+    """The one choice of a chat request, sampled, so that nothing but the constraint gives it its form."""
+    body = {
+        "model": "micro",
+        "messages": [{"role": "user", "content": "Say something."}],
+        "max_tokens": 200,
+        "seed": 5,
+        "thinking": {"type": "disabled"},
+    }
+    response = httpx.post(f"{gateway.url}/v1/chat/completions", json=body | fields, timeout=TIMEOUT_S)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]
+
+
+def check_calls(choice: dict[str, Any], names: set[str]) -> list[str]:
+    """Names of the calls; every one is declared and has arguments that obey the schema."""
+    calls = choice["message"].get("tool_calls") or []
+    assert choice["finish_reason"] == ("tool_calls" if calls else "stop")
+    for call in calls:
+        assert call["function"]["name"] in names
+        jsonschema.validate(json.loads(call["function"]["arguments"]), WEATHER)
+    return [call["function"]["name"] for call in calls]
+
+
+def test_a_schema_gives_the_answer_its_form(model_stack: Gateway) -> None:
+    choice = ask(model_stack, response_format={"type": "json_schema", "json_schema": {"name": "w", "schema": WEATHER}})
+    assert choice["finish_reason"] == "stop"
+    jsonschema.validate(json.loads(choice["message"]["content"]), WEATHER)
+
+
+def test_a_schema_leaves_the_reasoning_free(model_stack: Gateway) -> None:
+    choice = ask(
+        model_stack,
+        response_format={"type": "json_schema", "json_schema": {"name": "w", "schema": WEATHER}},
+        thinking={"type": "enabled"},
+        thinking_budget=20,
+    )
+    assert choice["message"]["reasoning_content"]
+    jsonschema.validate(json.loads(choice["message"]["content"]), WEATHER)
+
+
+def test_a_regular_expression_gives_the_answer_its_form(model_stack: Gateway) -> None:
+    choice = ask(model_stack, regex="(krill|plankton){2}")
+    assert re.fullmatch("(krill|plankton){2}", choice["message"]["content"])
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("choice", ["required", "named", "auto"])
+def test_every_tool_choice_gives_calls_that_parse(model_stack: Gateway, choice: str, parallel: bool, seed: int) -> None:
+    tools = [tool("weather", strict=True), tool("forecast", strict=True)]
+    named = {"type": "function", "function": {"name": "forecast"}}
+    answer = ask(
+        model_stack,
+        tools=tools,
+        tool_choice=named if choice == "named" else choice,
+        parallel_tool_calls=parallel,
+        seed=seed,
+        max_tokens=400,
+    )
+    if answer["finish_reason"] == "length":
+        pytest.fail(f"the answer never ended: {answer['message']}")
+    calls = check_calls(answer, {"forecast"} if choice == "named" else {"weather", "forecast"})
+    assert calls or choice == "auto"
+    assert parallel or len(calls) <= 1
+
+
+def test_a_schema_that_cannot_be_compiled_is_refused_with_the_cause(model_stack: Gateway) -> None:
+    body = {"model": "micro", "messages": [{"role": "user", "content": "x"}], "regex": "(a"}
+    refused = httpx.post(f"{model_stack.url}/v1/chat/completions", json=body, timeout=TIMEOUT_S)
+    assert refused.status_code == 400
+    assert "regex" in refused.json()["error"]["message"]
