@@ -12,7 +12,7 @@ use crate::text::tokenizer::{Tokenizer, TokenizerError};
 /// Stands before a block that begins an answer.
 const SEPARATOR: &str = "\n\n";
 /// A name of an argument that no schema declares.
-const FREE_NAME: &str = "[^\"<>\\n\u{FF5C}]{1,64}";
+const FREE_NAME: &str = "[^\"<>\\n\u{FF5C}]+";
 
 /// Writes blocks with the model's own control tokens.
 pub struct CallWriter {
