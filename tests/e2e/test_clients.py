@@ -143,3 +143,17 @@ class TestPydanticAi:
         from pydantic_ai import Agent
 
         assert Agent(model).run_sync("Say hello.").output == "Hello there, friend."
+
+    def test_tools_run_and_their_results_come_back(self, model: Any) -> None:
+        from pydantic_ai import Agent
+
+        agent = Agent(model)
+        added: list[tuple[int, int]] = []
+
+        @agent.tool_plain
+        def add(a: int, b: int) -> int:
+            added.append((a, b))
+            return a + b
+
+        assert agent.run_sync("Add 2 and 3, and 40 and 2.").output == "The sums are 5 and 42."
+        assert sorted(added) == [(2, 3), (40, 2)]

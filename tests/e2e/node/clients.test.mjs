@@ -82,6 +82,15 @@ describe("openai", () => {
     await untilIdle();
   });
 
+  test("structured output", async () => {
+    const format = {
+      type: "json_schema",
+      json_schema: { name: "sum", schema: { type: "object", properties: { sum: { type: "integer" } }, required: ["sum"] } },
+    };
+    const answer = await ask("Write a sum as JSON.", { response_format: format });
+    assert.deepEqual(JSON.parse(answer.choices[0].message.content), { sum: 42 });
+  });
+
   test("a bad request says what is wrong", async () => {
     await assert.rejects(ask("Say hello.", { temperature: 9 }), (error) => {
       assert.ok(error instanceof OpenAI.BadRequestError);

@@ -82,7 +82,7 @@ def test_the_contract_carries_the_same_events_numbered() -> None:
     ("given", "words"),
     [
         ('{"publisher": "kafka"}', "use zmq or null"),
-        ('{"endpont": "tcp://*:1"}', "endpont"),
+        ('{"end_point": "tcp://*:1"}', "end_point"),
         ("zmq", "malformed"),
         ('{"hwm": 0}', "at least 1"),
     ],

@@ -79,7 +79,7 @@ def test_leaving_a_stream_aborts_its_request(fake: LLM) -> None:
         ([[1], []], {}, "prompt_token_ids: the prompt is empty"),
         ([[1 << 30]], {}, "does not exist"),
         ([[1]], {"temperature": 9}, "temperature: 9 is out of range"),
-        ([[1]], {"temprature": 1}, "temprature"),
+        ([[1]], {"warmth": 1}, "warmth"),
         ([[1]], {"max_tokens": "many"}, "max_tokens"),
         ([[1], [2]], [{}], "1 params were given for 2 prompts"),
         ("text", {}, "give a list of prompts"),
