@@ -97,23 +97,29 @@ def test_matrices_kept_in_fp8(sizes: list[int]) -> None:
 
 def test_index_scores() -> None:
     """Positive constant factors leave the selection alone; only the scores themselves show them."""
+    num_tokens = 160
     golden = _golden("v32_float")[2]
     model = _model("v32_float", keep_fp8=False)
-    seen: list[Tensor] = []
+    seen = [torch.empty(0, num_tokens)]  # a matrix a layer, filled with its next rows at each call
     with pytest.MonkeyPatch.context() as patch:
         from baleen_worker.model import indexer
 
         actual = indexer.index_logits
 
         def recorded(*args: Tensor) -> Tensor:
-            seen.append(actual(*args)[0])
-            return seen[-1][None]
+            scores = actual(*args)
+            if len(seen[-1]) == num_tokens:
+                seen.append(torch.empty(0, num_tokens))
+            # Later rows alone see the last keys.
+            padded = torch.nn.functional.pad(scores[0], (0, num_tokens - scores.shape[2]))
+            seen[-1] = torch.cat([seen[-1], padded])
+            return scores
 
         patch.setattr(indexer, "index_logits", recorded)
-        Stepper(model, [golden["input_ids"][0].long()]).run(whole(160))
+        Stepper(model, [golden["input_ids"][0].long()]).run(whole(num_tokens))
+    assert len(seen) == 4
     for scores, expected in zip(seen, golden["index_scores"][:, 0], strict=False):
         torch.testing.assert_close(scores.tril(), expected.tril(), atol=TOLERANCE, rtol=0)
-    assert len(seen) == 4
 
 
 class RoundingPools:
