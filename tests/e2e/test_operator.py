@@ -50,6 +50,9 @@ def test_a_request_can_be_ended_from_outside(slow_stack: Gateway, everything: bo
 
 
 def test_flushing_waits_for_nobody(slow_stack: Gateway) -> None:
+    with slow_stack.client() as client:
+        client.completions.create(model=MODEL, prompt=[5] * 200, max_tokens=1)  # leaves three full pages behind
+    assert httpx.post(f"{slow_stack.url}/flush_cache").raise_for_status().json()["freed_pages"] >= 3
     assert httpx.post(f"{slow_stack.url}/flush_cache").raise_for_status().json() == {"freed_pages": 0}
     with slow_stack.client() as client:
         _, chunks = long_stream(client)
