@@ -5,6 +5,7 @@ Tests that only ask share one stack a session; a test that breaks something star
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -12,6 +13,13 @@ import openai
 import pytest
 from harness.processes import Gateway, serve_arguments
 from harness.script import PLAY, write_script
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leaves_nothing_open() -> Iterator[None]:
+    """Collects what a file's tests dropped, so that a socket left open is blamed on that file, not on a later one."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

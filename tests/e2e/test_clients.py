@@ -5,8 +5,9 @@ The OpenAI client itself is in every other file of this folder.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import openai
@@ -132,28 +133,30 @@ class TestLangChain:
 
 class TestPydanticAi:
     @pytest.fixture
-    def model(self, scripted_stack: Gateway) -> Any:
+    def run(self, scripted_stack: Gateway) -> Callable[..., str]:
+        """Runs an agent to its answer, with a connection pool that ends with the event loop that opened it."""
+        import httpx2
+        from pydantic_ai import Agent
         from pydantic_ai.models.openai import OpenAIChatModel
         from pydantic_ai.providers.openai import OpenAIProvider
 
-        provider = OpenAIProvider(base_url=f"{scripted_stack.url}/v1", api_key="unused")
-        return OpenAIChatModel("micro", provider=provider)
+        async def answer(prompt: str, tools: Sequence[Callable[..., Any]]) -> str:
+            async with httpx2.AsyncClient() as pool:
+                provider = OpenAIProvider(base_url=f"{scripted_stack.url}/v1", api_key="unused", http_client=pool)
+                agent = Agent(OpenAIChatModel("micro", provider=provider), tools=tools)
+                return (await agent.run(prompt)).output
 
-    def test_chat(self, model: Any) -> None:
-        from pydantic_ai import Agent
+        return lambda prompt, *tools: asyncio.run(answer(prompt, tools))
 
-        assert Agent(model).run_sync("Say hello.").output == "Hello there, friend."
+    def test_chat(self, run: Callable[..., str]) -> None:
+        assert run("Say hello.") == "Hello there, friend."
 
-    def test_tools_run_and_their_results_come_back(self, model: Any) -> None:
-        from pydantic_ai import Agent
-
-        agent = Agent(model)
+    def test_tools_run_and_their_results_come_back(self, run: Callable[..., str]) -> None:
         added: list[tuple[int, int]] = []
 
-        @agent.tool_plain
         def add(a: int, b: int) -> int:
             added.append((a, b))
             return a + b
 
-        assert agent.run_sync("Add 2 and 3, and 40 and 2.").output == "The sums are 5 and 42."
+        assert run("Add 2 and 3, and 40 and 2.", add) == "The sums are 5 and 42."
         assert sorted(added) == [(2, 3), (40, 2)]
