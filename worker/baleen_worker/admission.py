@@ -1,8 +1,8 @@
-"""Whether the next waiting request may run, and who makes way for it. Owned by the scheduler.
+"""Whether the next waiting request may run, and who makes way for it. Owned by the planner.
 
 It may when a slot is free and the pages it needs now fit beside what running requests are expected to grow by
 (`growth.py`). Alone it always may: the scheduler has refused what could never fit. A request that does not fit holds
-back those behind it, so none starves.
+back those behind it, so none starves. The growth of those who run is summed once a step; who enters is added to it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
     from baleen_worker.cache.prefix import PrefixNode
     from baleen_worker.growth import GrowthEstimate
-    from baleen_worker.residency import Residency
+    from baleen_worker.roster import Roster
     from baleen_worker.sequence import Sequence
-    from baleen_worker.waiting import WaitingRoom
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,62 +31,69 @@ class Admission:
     """Decides; grants nothing. `preempt` takes a running request's place away, for good or when its step has landed."""
 
     def __init__(
-        self,
-        waiting: WaitingRoom,
-        residency: Residency,
-        growth: GrowthEstimate,
-        *,
-        preemption_threshold: int,
-        preempt: Callable[[Sequence], None],
+        self, roster: Roster, growth: GrowthEstimate, *, threshold: int, preempt: Callable[[Sequence], None]
     ) -> None:
-        self._waiting = waiting
-        self._residency = residency
+        self._roster = roster
+        self._residency = roster.residency
         self._growth = growth
-        self._threshold = preemption_threshold
+        self._threshold = threshold
         self._preempt = preempt
+        self._expected: int | None = None  # tokens that those who run are expected to add, while that is known
         self._blocked: tuple[Sequence, int] | None = None  # who did not fit, and into how much room
 
-    def next(self, running: Collection[Sequence]) -> Candidate | None:
-        """The next request, if it may run beside those `running`."""
-        if not len(self._waiting):
+    def begin(self) -> None:
+        """A step is planned, or somebody made way: who runs, and what is expected of them, is to be seen anew."""
+        self._expected = None
+
+    def entered(self, sequence: Sequence) -> None:
+        """The candidate runs."""
+        if self._expected is not None:
+            self._expected += self._growth.tokens(sequence.max_len - sequence.num_tokens)
+
+    def next(self) -> Candidate | None:
+        """The next request, if it may run beside those that do."""
+        waiting = self._roster.waiting
+        if not len(waiting):
             return None
-        if not self._residency.has_free_slot and not self._anyone_below(running):
+        has_slot = self._residency.has_free_slot
+        if not has_slot and not self._anyone_below(waiting.top_priority):
             return None
-        sequence = self._waiting.first()
+        sequence = waiting.first()
         assert sequence is not None, "somebody waits"
-        room = self._room(running)
-        if self._residency.has_free_slot and self._blocked != (sequence, room):
-            path = self._residency.find(sequence)
-            if self._fits(sequence, path, room, alone=not running):
-                self._blocked = None
-                return Candidate(sequence, path)
-            self._blocked = (sequence, room)
-        self._make_way(sequence, running)
+        if has_slot:
+            room = self.room()
+            if self._blocked != (sequence, room):
+                path = self._residency.find(sequence)
+                if self._fits(sequence, path, room):
+                    self._blocked = None
+                    return Candidate(sequence, path)
+                self._blocked = (sequence, room)
+        self._make_way(sequence)
         return None
 
-    def _room(self, running: Collection[Sequence]) -> int:
+    def room(self) -> int:
         """Pages that can be had and that nobody is expected to grow into. May be negative."""
-        expect = self._growth.tokens
-        tokens = sum(expect(sequence.max_len - len(sequence.token_ids)) for sequence in running)
-        return self._residency.num_available - self._residency.pages_for(tokens)
+        if self._expected is None:
+            columns = self._roster.columns
+            self._expected = self._growth.total((columns.max_len - columns.num_tokens)[columns.runs])
+        return self._residency.num_available - self._residency.pages_for(self._expected)
 
-    def _fits(self, sequence: Sequence, path: list[PrefixNode], room: int, *, alone: bool) -> bool:
+    def _fits(self, sequence: Sequence, path: list[PrefixNode], room: int) -> bool:
         needed = self._residency.num_new_pages(sequence, path)
-        if alone:
+        if not self._roster.num_running:
             return needed <= self._residency.num_available
-        grows = self._growth.tokens(sequence.max_len - len(sequence.token_ids))
+        grows = self._growth.tokens(sequence.max_len - sequence.num_tokens)
         return needed + self._residency.pages_for(grows) <= room
 
-    def _anyone_below(self, running: Collection[Sequence]) -> bool:
-        """Whether somebody runs who must make way for the highest priority that waits."""
-        limit = self._waiting.top_priority - self._threshold
-        return any(sequence.request.priority < limit for sequence in running)
+    def _anyone_below(self, priority: int) -> bool:
+        """Whether somebody runs who must make way for that priority."""
+        columns = self._roster.columns
+        return bool((columns.priority[columns.runs] < priority - self._threshold).any())
 
-    def _make_way(self, sequence: Sequence, running: Collection[Sequence]) -> None:
+    def _make_way(self, sequence: Sequence) -> None:
         """Preempts the weakest of those far enough below; the next plan looks again."""
-        if self._residency.any_leaving:
-            return  # their room comes first
-        limit = sequence.request.priority - self._threshold
-        below = [other for other in running if other.request.priority < limit]
-        if below:
-            self._preempt(min(below, key=lambda other: other.strength))
+        priority = sequence.request.priority
+        if self._residency.any_leaving or not self._anyone_below(priority):
+            return  # the room of those who leave comes first
+        below = (other for other in self._roster.running() if other.request.priority < priority - self._threshold)
+        self._preempt(min(below, key=lambda other: other.strength))

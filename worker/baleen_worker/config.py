@@ -8,7 +8,6 @@ command that mean something here are taken under their own names; the rest of th
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,12 +15,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from baleen_worker import launch_flags, logit_processors
+from baleen_worker.cache.prefix import PAGE_SIZE_TOKENS
+from baleen_worker.flag_values import (
+    chunked_prefill_size,
+    fraction,
+    integer,
+    json_object,
+    kv_cache_dtype,
+    named_place,
+    number,
+)
 from baleen_worker.waiting import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-PAGE_SIZE_TOKENS = 64
 
 DTYPES = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -192,7 +199,7 @@ def _parser() -> argparse.ArgumentParser:
     add("model_dir", nargs="?", type=Path, metavar="MODEL_DIR", help="folder with config.json and safetensors files")
     add("--model", "--model-path", dest="model_flag", type=Path, metavar="DIR", help="the same, as a flag")
     add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    add("--port", type=_integer(0, 65535), default=30001, help="port to listen on, 0 for a free one (default 30001)")
+    add("--port", type=integer(0, 65535), default=30001, help="port to listen on, 0 for a free one (default 30001)")
     add("--served-model-name", metavar="NAME", help="model id to announce (default: last part of MODEL_DIR)")
     add("--supervised", action="store_true", help="report as JSON lines on stdout and exit when stdin closes")
     add("--log-level", choices=LOG_LEVELS, default="info", type=str.lower)
@@ -202,30 +209,30 @@ def _parser() -> argparse.ArgumentParser:
         metavar="JSON",
         help='publish what the prefix cache holds over ZMQ, e.g. {"endpoint": "tcp://*:5557"}',
     )
-    add("--metrics-port", type=_integer(1, 65535), metavar="PORT", help="serve Prometheus metrics on this port too")
+    add("--metrics-port", type=integer(1, 65535), metavar="PORT", help="serve Prometheus metrics on this port too")
 
     add = parser.add_argument_group("model").add_argument
     add("--dtype", choices=DTYPES, default="auto", help="auto: float32 on CPU, bfloat16 on GPU")
     add("--device", choices=DEVICES, default="auto")
     add("--load-format", choices=LOAD_FORMATS, default="auto", help="dummy: random weights, no files read")
-    add("--seed", "--random-seed", type=_integer(0, 2**63 - 1), default=0, help="seed of dummy weights")
+    add("--seed", "--random-seed", type=integer(0, 2**63 - 1), default=0, help="seed of dummy weights")
     add(
         "--json-model-override-args",
-        type=_json_object,
+        type=json_object,
         metavar="JSON",
         help="keys of config.json to replace, e.g. '{\"index_topk_freq\": 4}'",
     )
-    add("--context-length", type=_integer(1), metavar="TOKENS", help="lower the model's context length")
+    add("--context-length", type=integer(1), metavar="TOKENS", help="lower the model's context length")
 
     add = parser.add_argument_group("memory and schedule").add_argument
-    add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", type=_kv_cache_dtype)
-    add("--max-total-tokens", type=_integer(PAGE_SIZE_TOKENS), metavar="TOKENS", help="capacity of the page pool")
-    add("--mem-fraction-static", type=_fraction, default=0.85, help="device memory for weights and pages")
-    add("--max-running-requests", type=_integer(1, 4096), default=256)
-    add("--max-queued-requests", type=_integer(1), default=4096, help="waiting requests before new ones are refused")
+    add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", type=kv_cache_dtype)
+    add("--max-total-tokens", type=integer(PAGE_SIZE_TOKENS), metavar="TOKENS", help="capacity of the page pool")
+    add("--mem-fraction-static", type=fraction, default=0.85, help="device memory for weights and pages")
+    add("--max-running-requests", type=integer(1, 4096), default=256)
+    add("--max-queued-requests", type=integer(1), default=4096, help="waiting requests before new ones are refused")
     add(
         "--chunked-prefill-size",
-        type=_chunked_prefill_size,
+        type=chunked_prefill_size,
         default=2048,
         metavar="TOKENS",
         help="token budget of one step, decodes included; a multiple of 64, or -1 for whole prompts (default 2048)",
@@ -238,7 +245,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--disable-radix-cache", action="store_true", help="no request reuses what was computed for another")
     add(
         "--radix-cache-max-tokens",
-        type=_integer(0),
+        type=integer(0),
         metavar="TOKENS",
         help="tokens that the prefix cache keeps beyond running requests (default: all that fit)",
     )
@@ -250,14 +257,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--schedule-conservativeness",
-        type=_number(0.0, 10.0),
+        type=number(0.0, 10.0),
         default=1.0,
         metavar="FACTOR",
         help="scales the growth that admission expects of running requests; more of it, fewer preemptions",
     )
     add(
         "--priority-scheduling-preemption-threshold",
-        type=_integer(0),
+        type=integer(0),
         default=10,
         metavar="DIFFERENCE",
         help="a request takes the place of a running one whose priority is lower by more than this (default 10)",
@@ -266,7 +273,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("sampling").add_argument
     add(
         "--logit-processor",
-        type=_named_place,
+        type=named_place,
         action="append",
         default=[],
         metavar="NAME=MODULE:ATTRIBUTE",
@@ -275,14 +282,14 @@ def _parser() -> argparse.ArgumentParser:
 
     add(
         "--constraint-compile-ms",
-        type=_integer(10, 600_000),
+        type=integer(10, 600_000),
         default=1000,
         metavar="MS",
         help="time for a schema or grammar to compile before it is refused (default %(default)s)",
     )
     add(
         "--constraint-cache-mib",
-        type=_integer(1),
+        type=integer(1),
         default=256,
         metavar="MIB",
         help="memory for compiled schemas and grammars (default %(default)s)",
@@ -292,12 +299,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--runner", choices=RUNNERS, default="model", help="fake: checked deterministic tokens, no model")
     add(
         "--fake-step-ms",
-        type=_number(0.0, 60_000.0),
+        type=number(0.0, 60_000.0),
         default=0.0,
         metavar="MS",
         help="how long a step of the fake runner takes",
     )
-    add("--fake-poison-token-id", type=_integer(0), metavar="ID", help="the fake runner raises at this prompt token")
+    add("--fake-poison-token-id", type=integer(0), metavar="ID", help="the fake runner raises at this prompt token")
     add("--fake-script", type=Path, metavar="FILE", help="answers for the fake runner to replay (JSON lines)")
 
     launch_flags.add_to(parser)
@@ -330,76 +337,8 @@ def _logit_processors(values: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple((logit_processors.installed() | dict(given)).items())
 
 
-def _named_place(text: str) -> tuple[str, str]:
-    name, _, place = text.partition("=")
-    module, _, attribute = place.partition(":")
-    if not (name and module and attribute):
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=MODULE:ATTRIBUTE")
-    return name, place
-
-
-def _integer(minimum: int, maximum: int | None = None) -> Any:
-    def convert(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        if value < minimum or (maximum is not None and value > maximum):
-            bounds = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
-            raise argparse.ArgumentTypeError(f"{value} is out of range: it must be {bounds}")
-        return value
-
-    return convert
-
-
-def _json_object(text: str) -> str:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
-    return text
-
-
-def _fraction(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    if not 0.0 < value < 1.0:
-        raise argparse.ArgumentTypeError(f"{text} is out of range: it must lie between 0 and 1")
-    return value
-
-
 def _kv_events(text: str) -> KvEventsConfig:
     try:
         return msgspec.json.decode(text, type=KvEventsConfig)
     except ValueError as error:  # msgspec's errors among them
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _number(minimum: float, maximum: float) -> Any:
-    def convert(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-        if not minimum <= value <= maximum:
-            raise argparse.ArgumentTypeError(f"{text} is out of range: it must be from {minimum:g} to {maximum:g}")
-        return value
-
-    return convert
-
-
-def _chunked_prefill_size(text: str) -> int:
-    value = _integer(-1)(text)
-    if value != -1 and (value == 0 or value % PAGE_SIZE_TOKENS != 0):
-        raise argparse.ArgumentTypeError(
-            f"{value} is not a multiple of the page size: give a positive multiple of {PAGE_SIZE_TOKENS}, or -1"
-        )
-    return value
-
-
-def _kv_cache_dtype(text: str) -> str:
-    return {"bf16": "bfloat16", "fp32": "float32", "fp8": "fp8_e4m3"}.get(text, text)

@@ -23,6 +23,7 @@ import msgspec
 
 from baleen_worker.cache.pages import SINK_PAGE
 from baleen_worker.messages import Abort, AbortStream, Command, Event, Flush, Flushed, StepDone, Submit, to_columns
+from baleen_worker.news import News
 from baleen_worker.request import SamplingParams
 from baleen_worker.step import Admission, PlannedRow, StepOutput, StepPlan
 
@@ -115,19 +116,19 @@ class Engine:
         """
         scheduler = self._scheduler
         was_idle = self._idle
-        outputs: list[Output] = []
+        news = News()
         for command in self._inbox.drain(wait=wait and was_idle):
-            self._apply(command, outputs)
-        outputs += scheduler.expire(self._clock_ms())
+            self._apply(command, news.outputs)
+        news.outputs += scheduler.expire(self._clock_ms())
         if self._room:
-            self._leave_room(self._room, outputs)
-        outputs += scheduler.end_exhausted()
-        progress = self._step_once(outputs)
+            self._leave_room(self._room, news.outputs)
+        news.outputs += scheduler.end_exhausted()
+        progress = self._step_once(news)
         load = self._current_load
         events = scheduler.take_cache_events()
-        if outputs or events or load != self._load:
+        if news or events or load != self._load:
             self._load = load
-            self._outbox.publish(StepDone(self._step, to_columns(outputs), load, events))
+            self._outbox.publish(StepDone(self._step, to_columns(news), load, events))
         if not scheduler.idle:
             assert progress or self._waits, "requests are live but no step can be planned"
         elif not was_idle:
@@ -147,13 +148,13 @@ class Engine:
             return load
         return msgspec.structs.replace(load, waiting_requests=load.waiting_requests + len(self._room))
 
-    def _step_once(self, outputs: list[Output]) -> bool:
+    def _step_once(self, news: News) -> bool:
         """Launches the next step and collects the oldest, if there are as many in flight as there may be."""
         flights = self._flights
         # Masks and plugins need the last token on the host before the next row can be planned.
         depth = 1 if self._scheduler.host_decides else self._depth
         while len(flights) >= depth:
-            self._land(outputs)
+            self._land(news)
         self._waits = self._scheduler.waits_for_masks  # asked first: a mask may get ready meanwhile
         plan = self._scheduler.plan()
         if plan is not None:
@@ -161,7 +162,7 @@ class Engine:
         elif not flights:
             return False
         if plan is None or len(flights) >= depth:
-            self._land(outputs)
+            self._land(news)
         return True
 
     def _apply(self, command: Command, outputs: list[Output]) -> None:
@@ -207,11 +208,11 @@ class Engine:
             logger.warning("the launch of step %d raised; its rows run again one by one", plan.step, exc_info=True)
         self._flights.append(_Flight(plan, handle))
 
-    def _land(self, outputs: list[Output]) -> None:
+    def _land(self, news: News) -> None:
         """Collects and commits the oldest step in flight."""
         flight = self._flights.popleft()
         self._step = flight.plan.step
-        outputs += self._scheduler.commit(flight.plan, self._collect(flight))
+        news.follow(self._scheduler.commit(flight.plan, self._collect(flight)))
 
     def _collect(self, flight: _Flight) -> StepOutput:
         if flight.handle is not None:
@@ -227,7 +228,8 @@ class Engine:
         return self._compute_one_by_one(flight.plan)
 
     def _compute_one_by_one(self, plan: StepPlan) -> StepOutput:
-        merged = StepOutput(plan.step, [[] for _ in plan.rows])
+        token_ids: list[list[int]] = [[] for _ in plan.rows]
+        merged = StepOutput(plan.step, token_ids)
         alone = self._scheduler.rows_alone(plan)
         for index, row_plan in alone.items():
             try:
@@ -236,7 +238,7 @@ class Engine:
                 logger.exception("the request in slot %d is ended: its row raises", plan.rows[index].slot)
                 merged.errors[index] = f"the engine failed on this request ({type(error).__name__}); its log says more"
                 continue
-            merged.token_ids[index] = output.token_ids[0]
+            token_ids[index] = output.token_ids[0]
             for into, out in (
                 (merged.logprobs, output.logprobs),
                 (merged.prompt_logprobs, output.prompt_logprobs),

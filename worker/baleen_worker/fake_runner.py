@@ -23,9 +23,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from baleen_worker.fake_pages import PAGE_SIZE, START_STATE, FakePages, Owner, ViolationError
 from baleen_worker.grammar.guide import first_allowed
 from baleen_worker.step import BuiltRunner, PlannedRow, StepOutput, StepPlan, TokenLogprobs
+from baleen_worker.step_columns import OneTokenEach, PlannedRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -141,7 +144,8 @@ class FakeRunner:
 
     def execute(self, plan: StepPlan, bound: Sequence[tuple[Owner | None, str | None]], ready_s: float) -> StepOutput:
         """Computes a launched step, at the earliest at `ready_s` of the monotonic clock."""
-        output = StepOutput(plan.step, [])
+        tokens: list[list[int]] = []
+        output = StepOutput(plan.step, tokens)
         for index, (row, (owner, problem)) in enumerate(zip(plan.rows, bound, strict=True)):
             if self._poison_in_collect:
                 self._raise_if_poisoned(row)
@@ -152,7 +156,9 @@ class FakeRunner:
                 token_ids = self._compute(owner, row, output, index)
             except ViolationError as violation:
                 output.errors[index] = f"slot {row.slot}, position {row.start}: {violation}"
-            output.token_ids.append(token_ids)
+            tokens.append(token_ids)
+        if isinstance(plan.rows, PlannedRows) and all(len(token_ids) == 1 for token_ids in tokens):
+            output.token_ids = OneTokenEach(np.fromiter((token_id for [token_id] in tokens), np.int64, len(tokens)))
         if self._step_s:
             time.sleep(max(ready_s - time.monotonic(), 0))
         return output

@@ -7,6 +7,13 @@ falls while nothing goes wrong; a preemption sets it back.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from baleen_worker.slots import Ints
+
 _FIRST_SHARE = 0.7
 _LEAST_SHARE = 0.1
 _STEPS_TO_LEAST = 600
@@ -25,6 +32,10 @@ class GrowthEstimate:
     def tokens(self, remaining: int) -> int:
         """Tokens that a request is expected to add when it may add `remaining`."""
         return int(min(remaining, _MAX_EXPECTED_TOKENS) * self._share)
+
+    def total(self, remaining: Ints) -> int:
+        """The same of many requests, summed."""
+        return int((np.minimum(remaining, _MAX_EXPECTED_TOKENS) * self._share).astype(np.int64).sum())
 
     def stepped(self) -> None:
         """A step went by without a preemption."""

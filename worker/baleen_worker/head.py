@@ -19,20 +19,20 @@ import threading
 import time
 from dataclasses import replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
-import msgspec
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from baleen_worker.assignment import Assignment
 from baleen_worker.config import ConfigError, LaunchConfig
 from baleen_worker.kv_events import KvEventPublisher
 from baleen_worker.limits import model_facts
 from baleen_worker.messages import Fatal, Flushed, Loading, Ready, StepDone
 from baleen_worker.model_config import ModelConfig, load_model_config
 from baleen_worker.pb import worker_pb2 as pb
-from baleen_worker.rank import Assignment
+from baleen_worker.reporting import LoadingLine, report
 from baleen_worker.server import PROTOCOL_VERSION, SERVICE_NAME, WorkerService, WorkerState
 from baleen_worker.streams import StreamEndedError, Streams
 from baleen_worker.wire import HeadEnd
@@ -59,13 +59,6 @@ def run(config: LaunchConfig) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return asyncio.run(_Head(config).run())
-
-
-def report(event: str, **fields: Any) -> None:
-    """One JSON line for the supervisor; a supervisor that is gone is noticed by its pipe, not here."""
-    line = msgspec.json.encode({"event": event, **fields}).decode()
-    with contextlib.suppress(BrokenPipeError):
-        print(line, flush=True)
 
 
 class _Head:
@@ -221,7 +214,7 @@ class _Head:
 
     async def _relay(self) -> None:
         """Passes the rank's news on, until it says something fatal."""
-        loading = _LoadingLine(supervised=self._config.head.supervised)
+        loading = LoadingLine(supervised=self._config.head.supervised)
         while True:
             event = await self._rank_end.receive()
             match event:
@@ -307,33 +300,6 @@ class _Head:
 
     async def _end_streams(self, message: str) -> None:
         await self._streams.close_all(StreamEndedError(grpc.StatusCode.UNAVAILABLE, message), _FLUSH_S)
-
-
-class _LoadingLine:
-    """Shows the loading of weights: events for a supervisor, one line rewritten in place on a terminal."""
-
-    def __init__(self, *, supervised: bool) -> None:
-        self._supervised = supervised
-        self._on_terminal = not supervised and sys.stderr.isatty()
-        self._began_s = time.monotonic()
-        self._shown = False
-
-    def show(self, done_bytes: int, total_bytes: int) -> None:
-        if self._supervised:
-            report("loading", done_bytes=done_bytes, total_bytes=total_bytes)
-        elif self._on_terminal:
-            rate = done_bytes / max(time.monotonic() - self._began_s, 1e-3)
-            share = done_bytes / max(total_bytes, 1)
-            text = (
-                f"\rloading {done_bytes / 1e9:.2f} of {total_bytes / 1e9:.2f} GB ({share:.0%}, {rate / 1e9:.2f} GB/s)"
-            )
-            print(text, end="", file=sys.stderr, flush=True)
-            self._shown = True
-
-    def finish(self) -> None:
-        if self._shown:
-            print(file=sys.stderr)
-            self._shown = False
 
 
 _SERVER_OPTIONS = (

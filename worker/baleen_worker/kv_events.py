@@ -86,7 +86,7 @@ def to_array(event: CacheEvent, page_size: int) -> list[Any]:
     """An event as the format spells it; absent fields of LoRA are null."""
     match event:
         case PagesStored(page_hashes, parent_hash, token_ids):
-            return ["BlockStored", page_hashes, parent_hash, token_ids, page_size, None, _MEDIUM]
+            return ["BlockStored", page_hashes, parent_hash, list(token_ids), page_size, None, _MEDIUM]
         case PagesRemoved(page_hashes):
             return ["BlockRemoved", page_hashes, _MEDIUM]
         case PagesCleared():

@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from google.protobuf.json_format import ParseDict, ParseError
 
+from baleen_worker.assignment import Assignment
 from baleen_worker.config import parse
 from baleen_worker.head import fit_to_model
 from baleen_worker.limits import InvalidSubmitError, model_facts, to_request
 from baleen_worker.messages import Abort, Command, Event, LogprobColumns, StepDone, StreamColumns, Submit
 from baleen_worker.model_config import load_model_config
 from baleen_worker.pb import worker_pb2 as pb
-from baleen_worker.rank import Assignment, start_engine
+from baleen_worker.rank import start_engine
 from baleen_worker.request import FinishReason, Request
 
 if TYPE_CHECKING:
@@ -312,7 +313,7 @@ class _Post:
                     job.describe(tokens, of_prompt=of_prompt)
         first = 0
         for row, key in enumerate(columns.keys):
-            token_ids = columns.token_ids[first : first + columns.token_counts[row]]
+            token_ids = columns.token_ids[first : first + columns.token_counts[row]].tolist()
             first += len(token_ids)
             finish_reason = columns.finish_reasons[row]
             job = self._forget(key) if finish_reason else self._jobs.get(key)

@@ -5,14 +5,19 @@ Field order is the wire format between two processes of one installation, never 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from baleen_worker.cache.events import CacheEvent
 from baleen_worker.output import Load, Output, RequestError
+from baleen_worker.packed import Column
 from baleen_worker.request import Request, RequestId
 from baleen_worker.step import TokenLogprobs
+
+if TYPE_CHECKING:
+    from baleen_worker.news import News, TokenNews  # which imports numpy, and the head can do without
 
 # --- head to rank -----------------------------------------------------------------------------------------------------
 
@@ -91,18 +96,45 @@ class LogprobColumns(msgspec.Struct, array_like=True, gc=False):
 class StreamColumns(msgspec.Struct, array_like=True, gc=False):
     """The rows of one Connect stream in one step, as parallel arrays; `finish_reasons` 0: the request goes on.
 
-    `errors` are (key, error) pairs; a failed request has no row.
+    The arrays travel as their bytes. `errors` are (key, error) pairs; a failed request has no row.
     """
 
     stream: int
-    keys: list[int] = msgspec.field(default_factory=list[int])
-    token_counts: list[int] = msgspec.field(default_factory=list[int])
-    token_ids: list[int] = msgspec.field(default_factory=list[int])
-    finish_reasons: list[int] = msgspec.field(default_factory=list[int])
-    cached_tokens: list[int] = msgspec.field(default_factory=list[int])
+    keys: Column = msgspec.field(default_factory=lambda: array("Q"))
+    token_counts: Column = msgspec.field(default_factory=lambda: array("H"))
+    token_ids: Column = msgspec.field(default_factory=lambda: array("I"))
+    finish_reasons: Column = msgspec.field(default_factory=lambda: array("B"))
+    cached_tokens: Column = msgspec.field(default_factory=lambda: array("I"))
     logprobs: LogprobColumns | None = None
     prompt_logprobs: LogprobColumns | None = None
     errors: list[tuple[int, RequestError]] = msgspec.field(default_factory=list[tuple[int, RequestError]])
+
+    def append(self, output: Output) -> None:
+        """One more row, or error."""
+        key = output.id[1]
+        if output.error is not None:
+            self.errors.append((key, output.error))
+            return
+        if output.logprobs is not None:
+            self.logprobs = self.logprobs or LogprobColumns()
+            self.logprobs.append(len(self.keys), output.logprobs)
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = self.prompt_logprobs or LogprobColumns()
+            self.prompt_logprobs.append(len(self.keys), output.prompt_logprobs)
+        self.keys.append(key)
+        self.token_counts.append(len(output.token_ids))
+        self.token_ids.extend(output.token_ids)
+        self.finish_reasons.append(output.finish_reason or 0)
+        self.cached_tokens.append(output.cached_tokens)
+
+    def extend(self, tokens: TokenNews) -> None:
+        """Rows of requests of this stream that each got one token and go on."""
+        count = len(tokens.keys)
+        self.keys.frombytes(tokens.keys.tobytes())
+        self.token_counts.extend(array("H", [1]) * count)
+        self.token_ids.frombytes(tokens.token_ids.astype("I").tobytes())
+        self.finish_reasons.frombytes(bytes(count))
+        self.cached_tokens.frombytes(tokens.cached_tokens.astype("I").tobytes())
 
 
 class StepDone(msgspec.Struct, frozen=True, array_like=True, tag="step"):
@@ -130,27 +162,15 @@ class Fatal(msgspec.Struct, frozen=True, array_like=True, tag="fatal"):
 Event = Loading | Ready | StepDone | Flushed | Fatal
 
 
-def to_columns(outputs: Iterable[Output]) -> list[StreamColumns]:
-    """Outputs by stream, each stream's in order. An output with an error contributes the error only."""
+def to_columns(news: News) -> list[StreamColumns]:
+    """News by stream, each stream's in order. An output with an error contributes the error only."""
     by_stream: dict[int, StreamColumns] = {}
-    for output in outputs:
-        stream, key = output.id
-        columns = by_stream.get(stream)
-        if columns is None:
-            columns = by_stream[stream] = StreamColumns(stream)
-        if output.error is not None:
-            columns.errors.append((key, output.error))
-            continue
-        token_ids = output.token_ids
-        if output.logprobs is not None:
-            columns.logprobs = columns.logprobs or LogprobColumns()
-            columns.logprobs.append(len(columns.keys), output.logprobs)
-        if output.prompt_logprobs is not None:
-            columns.prompt_logprobs = columns.prompt_logprobs or LogprobColumns()
-            columns.prompt_logprobs.append(len(columns.keys), output.prompt_logprobs)
-        columns.keys.append(key)
-        columns.token_counts.append(len(token_ids))
-        columns.token_ids += token_ids
-        columns.finish_reasons.append(output.finish_reason or 0)
-        columns.cached_tokens.append(output.cached_tokens)
+    for output in news.outputs:
+        stream = output.id[0]
+        if stream not in by_stream:
+            by_stream[stream] = StreamColumns(stream)
+        by_stream[stream].append(output)
+    if news.tokens is not None:
+        for stream, tokens in news.tokens.by_stream():
+            by_stream.setdefault(stream, StreamColumns(stream)).extend(tokens)
     return list(by_stream.values())

@@ -36,6 +36,11 @@ class Output(msgspec.Struct, array_like=True, gc=False):
         return self.finish_reason is not None or self.error is not None
 
 
+def failed(request_id: RequestId, code: ErrorCode, message: str, field: str = "") -> Output:
+    """The end of a request that cannot be served."""
+    return Output(request_id, error=RequestError(code, message, field))
+
+
 class Load(msgspec.Struct, frozen=True, array_like=True):
     """How busy one rank is; the fields are those of `baleen.worker.v1.LoadReport`."""
 

@@ -14,12 +14,9 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import msgspec
-
+from baleen_worker.assignment import Assignment
 from baleen_worker.cache.pages import PagePool
 from baleen_worker.cache.prefix import PrefixCache
 from baleen_worker.config import WorkerConfig
@@ -40,26 +37,6 @@ _PROGRESS_INTERVAL_S = 0.2
 _MAX_GRAMMAR_THREADS = 8
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """What the head hands its rank. The last three are facts of the model that the fake runner needs as well."""
-
-    worker: WorkerConfig
-    socket_path: Path
-    head_pid: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-
-    def encode(self) -> bytes:
-        """One line of JSON."""
-        return msgspec.json.encode(self, enc_hook=str) + b"\n"
-
-    @classmethod
-    def decode(cls, line: bytes) -> Assignment:
-        """Inverse of `encode`."""
-        return msgspec.json.decode(line, type=cls, dec_hook=_decode_path)
 
 
 def main() -> int:
@@ -201,12 +178,6 @@ def _sentence(error: Exception) -> str:
     if type(error).__module__.startswith("baleen_worker") or type(error) is ValueError:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _decode_path(kind: type[Any], value: Any) -> Any:
-    if kind is Path:
-        return Path(value)
-    raise TypeError(f"cannot read {kind.__name__} from an assignment")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from baleen_worker.cache.prefix import page_keys
-from baleen_worker.sequence import Sequence, State
+from baleen_worker.sequence import Sequence
+from baleen_worker.slots import SlotColumns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,6 +33,7 @@ class Residency:
         self._cache = cache
         self._free_slots = list(range(max_running_requests - 1, -1, -1))
         self._leaving: set[Sequence] = set()
+        self.columns = SlotColumns(max_running_requests, page_size)
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold so many tokens."""
@@ -63,39 +65,41 @@ class Residency:
         cache, request = self._cache, sequence.request
         if cache is None:
             return []
-        num_tokens = len(sequence.token_ids) - 1
+        num_tokens = sequence.num_tokens - 1
         if request.sampling.prompt_logprobs is not None and sequence.num_scored < sequence.num_prompt - 1:
             num_tokens = min(num_tokens, sequence.num_scored)
         max_pages = num_tokens // self._page_size
         if max_pages == 0:
             return []
-        if len(sequence.keys) != len(sequence.token_ids) * _KEY_BYTES_PER_TOKEN:
+        if len(sequence.keys) != sequence.num_tokens * _KEY_BYTES_PER_TOKEN:
             sequence.keys = page_keys(sequence.token_ids)
         return cache.find(sequence.salt, sequence.keys, max_pages)
 
     def num_new_pages(self, sequence: Sequence, path: list[PrefixNode]) -> int:
         """Pages that can be had now and that entering with a cached prefix would take."""
         idle = 0 if self._cache is None else self._cache.num_idle_in(path)
-        return self.pages_for(len(sequence.token_ids)) - len(path) + idle
+        return self.pages_for(sequence.num_tokens) - len(path) + idle
 
     def enter(self, sequence: Sequence, path: list[PrefixNode]) -> None:
         """Grants a slot and pages for all tokens; there must be room. The cached ones need not be computed."""
-        sequence.slot = self._free_slots.pop()
-        sequence.state = State.RUNNING
+        slot = self._free_slots.pop()
+        sequence.sit(slot, self.columns)
         cache = self._cache
         if cache is not None:
             sequence.node = path[-1] if path else cache.root(sequence.salt)
             cache.hold(sequence.node)
             sequence.num_attached = len(path)
-            sequence.num_planned = len(path) * self._page_size
+            self.columns.num_planned[slot] = len(path) * self._page_size
         sequence.pages = [node.page for node in path]
-        sequence.pages += self._take(self.pages_for(len(sequence.token_ids)) - len(path))
+        sequence.pages += self._take(self.pages_for(sequence.num_tokens) - len(path))
+        self.columns.num_pages[slot] = len(sequence.pages)
 
     def grow(self, sequence: Sequence) -> bool:
         """Grants one more page, if one can be had."""
         if self.num_available == 0:
             return False
         sequence.pages += self._take(1)
+        self.columns.num_pages[sequence.slot] += 1
         return True
 
     def attach(self, sequence: Sequence, num_computed: int) -> None:
@@ -107,9 +111,8 @@ class Residency:
         for place in range(sequence.num_attached, num_computed // size):
             first = place * size
             start, end = first * _KEY_BYTES_PER_TOKEN, (first + size) * _KEY_BYTES_PER_TOKEN
-            key = (
-                sequence.keys[start:end] if end <= len(sequence.keys) else page_keys(sequence.token_ids[first:][:size])
-            )
+            known = end <= len(sequence.keys)
+            key = sequence.keys[start:end] if known else page_keys(sequence.token_ids[first : first + size])
             page = sequence.pages[place]
             node = cache.extend(node, key, page)
             if node.page != page:

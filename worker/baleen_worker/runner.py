@@ -212,11 +212,12 @@ class _ModelStep:
 
     def collect(self) -> StepOutput:
         """See `StepHandle`."""
-        output = StepOutput(self._plan.step, [[] for _ in self._plan.rows])
+        token_ids: list[list[int]] = [[] for _ in self._plan.rows]
+        output = StepOutput(self._plan.step, token_ids)
         for piece in self._sampled:
             finite = piece.finite.tolist()
             for row, is_finite, token_id in zip(piece.rows, finite, piece.token_ids.tolist(), strict=True):
-                output.token_ids[row].append(token_id)
+                token_ids[row].append(token_id)
                 if not is_finite:
                     self._note_error(output, row)
             for row, message in piece.failed.items():
@@ -228,7 +229,7 @@ class _ModelStep:
             if not piece.finite.item():
                 self._note_error(output, piece.row)
         for row in output.errors:
-            output.token_ids[row] = []
+            token_ids[row] = []
             output.logprobs.pop(row, None)
             output.prompt_logprobs.pop(row, None)
         return output

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import heapq
+from array import array
 from typing import TYPE_CHECKING
 
 from baleen_worker.step import Admission
@@ -14,7 +15,9 @@ from baleen_worker.step import Admission
 if TYPE_CHECKING:
     from baleen_worker.cache.prefix import PrefixNode
     from baleen_worker.grammar.guide import Guide
+    from baleen_worker.packed import Column
     from baleen_worker.request import Request
+    from baleen_worker.slots import SlotColumns
 
 
 class State(enum.Enum):
@@ -37,27 +40,30 @@ class Sequence:
     What lies between is still to be computed: a prompt, or the one token sampled last. That one rule also covers rows
     that yield several tokens and a return after preemption.
 
+    While it has a slot, what steps change of it stands in the columns (`slots.py`): `num_tokens`, the length of
+    `token_ids`; `num_planned`, `num_pending`; `num_in_flight`, steps that refer to it; `num_bound`. Without a slot, all
+    but the first are 0.
+
     `pages` is its page table, of which the runner knows the first `num_bound`. The first `num_attached` are the
     prefix cache's, reached from the held `node`, except for those in `duplicates`, whose tokens the cache has in
     another page; these and all later ones are its own.
     """
 
     __slots__ = (
+        "_columns",
+        "_token_ids",
         "arrival",
         "duplicates",
         "guide",
         "host_dependent",
         "id",
+        "is_plain",
         "keys",
         "max_len",
         "node",
         "num_attached",
-        "num_bound",
         "num_cached",
-        "num_in_flight",
         "num_overtaken",
-        "num_pending",
-        "num_planned",
         "num_prompt",
         "num_scored",
         "pages",
@@ -66,7 +72,6 @@ class Sequence:
         "slot",
         "state",
         "stop_ids",
-        "token_ids",
     )
 
     def __init__(self, request: Request, *, arrival: int, guide: Guide | None = None) -> None:
@@ -75,37 +80,97 @@ class Sequence:
         self.id = request.id
         self.salt = request.cache_salt
         self.arrival = arrival
-        self.token_ids = list(request.prompt_token_ids)
-        self.num_prompt = len(self.token_ids)
+        self._token_ids = array("I", request.prompt_token_ids)
+        self._columns: SlotColumns | None = None
+        self.num_prompt = len(self._token_ids)
         self.max_len = self.num_prompt + sampling.max_tokens
         self.stop_ids = frozenset(sampling.stop_token_ids)
         self.guide = guide  # of a constrained answer: follows its committed tokens, whatever happens to its pages
         # Its next token depends on what the host makes of its last one, so no row of it is planned before that one is
         # committed.
         self.host_dependent = guide is not None or bool(sampling.logit_processors)
+        self.is_plain = not self.host_dependent and sampling.logprobs is None
         self.state = State.WAITING
         self.num_overtaken = 0  # how often somebody behind it was admitted first
         self.num_cached: int | None = None  # prompt tokens found in the cache when it was first admitted
         self.num_scored = 0  # tokens whose log-probabilities have been asked for, counted from the prompt's start
-        self.num_in_flight = 0
-        self.num_pending = 0
         self.keys = b""  # token_ids as the prefix cache compares them, while that saves packing them again
-        self.vacate()
-
-    def vacate(self) -> None:
-        """It holds nothing, and all its tokens are to be computed."""
         self.slot = -1
-        self.num_planned = 0
-        self.num_bound = 0
+        self._hold_nothing()
+
+    def _hold_nothing(self) -> None:
         self.num_attached = 0
         self.pages: list[int] = []
         self.duplicates: list[int] = []
         self.node: PrefixNode | None = None
 
+    def sit(self, slot: int, columns: SlotColumns) -> None:
+        """It runs in that slot; all its tokens are to be computed."""
+        columns.seat(slot, self)
+        self.slot, self._columns = slot, columns
+        self.state = State.RUNNING
+
+    def vacate(self) -> None:
+        """It has no slot any more and holds nothing."""
+        assert self._columns is not None, "a sequence leaves a slot that it does not have"
+        self.settle()
+        self._columns.clear(self.slot)
+        self.slot, self._columns = -1, None
+        self._hold_nothing()
+
+    # --- tokens ---------------------------------------------------------------------------------------------------
+
+    @property
+    def token_ids(self) -> Column:
+        """All tokens that are known, as uint32; not to be changed."""
+        self.settle()
+        return self._token_ids
+
+    @property
+    def num_tokens(self) -> int:
+        """Their number."""
+        return len(self._token_ids) if self._columns is None else int(self._columns.num_tokens[self.slot])
+
+    def settle(self) -> None:
+        """Takes its latest tokens over from the columns."""
+        if self._columns is not None and self._columns.num_recent[self.slot]:
+            self._token_ids.frombytes(self._columns.take_recent(self.slot))
+
+    def append(self, token_id: int) -> None:
+        """One more token is known."""
+        columns = self._columns
+        assert columns is not None, "a token is sampled for a sequence without a slot"
+        self.settle()
+        self._token_ids.append(token_id)
+        columns.num_tokens[self.slot] += 1
+        columns.last_token[self.slot] = token_id
+
+    # --- what its slot's columns say --------------------------------------------------------------------------------
+
+    @property
+    def num_planned(self) -> int:
+        """See the class."""
+        return 0 if self._columns is None else int(self._columns.num_planned[self.slot])
+
+    @property
+    def num_pending(self) -> int:
+        """See the class."""
+        return 0 if self._columns is None else int(self._columns.num_pending[self.slot])
+
+    @property
+    def num_in_flight(self) -> int:
+        """See the class."""
+        return 0 if self._columns is None else int(self._columns.num_in_flight[self.slot])
+
+    @property
+    def num_bound(self) -> int:
+        """See the class."""
+        return 0 if self._columns is None else int(self._columns.num_bound[self.slot])
+
     @property
     def num_output(self) -> int:
         """Tokens generated so far."""
-        return len(self.token_ids) - self.num_prompt
+        return self.num_tokens - self.num_prompt
 
     @property
     def awaits_host(self) -> bool:
@@ -125,7 +190,7 @@ class Sequence:
 
         Output is kept through a preemption, so this never falls: the strongest runs to its end, then the next.
         """
-        return (self.request.priority, len(self.token_ids) - self.num_prompt, -self.arrival)
+        return (self.request.priority, self.num_output, -self.arrival)
 
 
 def admission_of(sequence: Sequence) -> Admission:

@@ -68,7 +68,10 @@ class PlannedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
-    """One step: admissions take effect before rows. Rows are decodes first, then prefill chunks."""
+    """One step: admissions take effect before rows. Rows are decodes first, then prefill chunks.
+
+    The scheduler gives `rows` as `step_columns.PlannedRows`, which a runner may read by columns.
+    """
 
     step: int
     admissions: Sequence[Admission]
@@ -94,14 +97,15 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
 
 
 class StepOutput(msgspec.Struct, array_like=True):
-    """What a step produced. `token_ids` is aligned with `plan.rows`: 0..k tokens a row.
+    """What a step produced. `token_ids` is aligned with `plan.rows`: 0..k tokens a row; `step_columns.OneTokenEach` may
+    stand for one in every row.
 
     The other three are keyed by row index. A row in `errors` produced nothing: the message says what broke for it
     alone (non-finite logits, a page that is not its own); its neighbours stand.
     """
 
     step: int
-    token_ids: list[list[int]]
+    token_ids: Sequence[list[int]]
     logprobs: dict[int, TokenLogprobs] = msgspec.field(default_factory=dict[int, TokenLogprobs])
     prompt_logprobs: dict[int, TokenLogprobs] = msgspec.field(default_factory=dict[int, TokenLogprobs])
     errors: dict[int, str] = msgspec.field(default_factory=dict[int, str])

@@ -101,7 +101,7 @@ class WaitingRoom:
             queue.move_to_end(sequence.id, last=False)
         self._num_by_priority[priority] = self._num_by_priority.get(priority, 0) + 1
         self._num_waiting += 1
-        self._num_tokens += len(sequence.token_ids)
+        self._num_tokens += sequence.num_tokens
 
     def remove(self, sequence: Sequence) -> None:
         """Takes a waiting sequence out."""
@@ -114,7 +114,7 @@ class WaitingRoom:
         if not self._num_by_priority[priority]:
             del self._num_by_priority[priority]
         self._num_waiting -= 1
-        self._num_tokens -= len(sequence.token_ids)
+        self._num_tokens -= sequence.num_tokens
 
     def first(self) -> Sequence | None:
         """Who is next, without removing it."""
@@ -128,7 +128,7 @@ class WaitingRoom:
         # The first of equals is the oldest.
         if self._policy is Policy.LONGEST_PREFIX:
             return max(window, key=self._num_cached)
-        return min(window, key=lambda sequence: len(sequence.token_ids) - self._num_cached(sequence))
+        return min(window, key=lambda sequence: sequence.num_tokens - self._num_cached(sequence))
 
     def admit(self, sequence: Sequence) -> None:
         """Takes the one out that `first` has named, and counts whom it overtakes."""

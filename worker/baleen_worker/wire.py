@@ -16,6 +16,7 @@ import zmq
 import zmq.asyncio
 
 from baleen_worker.messages import Command, Event
+from baleen_worker.packed import pack, unpack
 
 MAX_FRAMES_AHEAD = 256
 # The kernel allows 107 bytes in the path of a Unix socket.
@@ -29,7 +30,7 @@ class HeadEnd:
 
     def __init__(self) -> None:
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+        self._decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event, dec_hook=unpack)
         self._folder = Path(tempfile.mkdtemp(prefix="baleen-"))  # mode 0700
         if len(str(self._folder / _SOCKET_NAME)) > _MAX_SOCKET_PATH:
             self._folder.rmdir()
@@ -69,7 +70,7 @@ class RankEnd:
     """The rank's end; the inbox and outbox of its engine."""
 
     def __init__(self, path: Path) -> None:
-        self._encoder = msgspec.msgpack.Encoder()
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=pack)
         self._decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)

@@ -6,9 +6,13 @@ A page is named by a 64-bit hash of its tokens and of everything before it, the 
 
 from __future__ import annotations
 
+import sys
+from array import array
 from hashlib import blake2b
 
 import msgspec
+
+from baleen_worker.packed import Column
 
 _HASH_BYTES = 8
 
@@ -21,7 +25,7 @@ class PagesStored(msgspec.Struct, array_like=True, tag="stored"):
 
     page_hashes: list[int]
     parent_hash: int | None
-    token_ids: list[int]
+    token_ids: Column
 
 
 class PagesRemoved(msgspec.Struct, array_like=True, tag="removed"):
@@ -43,8 +47,11 @@ class EventLog:
     def __init__(self) -> None:
         self._events: list[CacheEvent] = []
 
-    def stored(self, page_hash: int, parent_hash: int | None, token_ids: list[int]) -> None:
-        """One more page, below the one named `parent_hash`."""
+    def stored(self, page_hash: int, parent_hash: int | None, key: bytes) -> None:
+        """One more page, below the one named `parent_hash`; `key` are its tokens as little-endian uint32."""
+        token_ids = array("I", key)
+        if sys.byteorder != "little":
+            token_ids.byteswap()
         last = self._events[-1] if self._events else None
         if isinstance(last, PagesStored) and parent_hash == last.page_hashes[-1]:
             last.page_hashes.append(page_hash)

@@ -31,7 +31,7 @@ _KEY_BYTES = 4 * PAGE_SIZE_TOKENS
 
 def page_keys(token_ids: Sequence[int]) -> bytes:
     """Tokens as little-endian uint32, in which the tree compares them."""
-    packed = array("I", token_ids)
+    packed = token_ids[:] if isinstance(token_ids, array) else array("I", token_ids)
     if sys.byteorder != "little":
         packed.byteswap()
     return packed.tobytes()
@@ -178,7 +178,7 @@ class PrefixCache:
             node.add(child)
             child.holders = 1  # the hold of its parent goes on as that of a held child
             self._num_pages += 1
-            self._log.stored(hashed, None if node.parent is None else node.hash, _tokens_of(key))
+            self._log.stored(hashed, None if node.parent is None else node.hash, key)
         else:
             self.hold(child)
             node.holders -= 1
@@ -248,10 +248,3 @@ class PrefixCache:
     def _forget_root_if_bare(self, root: PrefixNode) -> None:
         if not root.holders and root.only_child is None and root.table is None:
             del self._roots[root.key.decode()]
-
-
-def _tokens_of(key: bytes) -> list[int]:
-    tokens = array("I", key)
-    if sys.byteorder != "little":
-        tokens.byteswap()
-    return tokens.tolist()

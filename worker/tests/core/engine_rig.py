@@ -130,7 +130,7 @@ class Ledger:
         logprobs, prompt_logprobs = by_row(stream.logprobs), by_row(stream.prompt_logprobs)
         columns = zip(stream.keys, stream.token_counts, stream.finish_reasons, strict=True)
         for row, (key, count, reason) in enumerate(columns):
-            output = Output((stream.stream, key), stream.token_ids[start : start + count])
+            output = Output((stream.stream, key), stream.token_ids[start : start + count].tolist())
             output.finish_reason = FinishReason(reason) if reason else None
             output.cached_tokens = stream.cached_tokens[row]
             output.logprobs, output.prompt_logprobs = logprobs.get(row), prompt_logprobs.get(row)

@@ -120,11 +120,11 @@ def test_events_tell_what_is_stored_removed_and_cleared() -> None:
     node = shelf.store(stem)
     [stored] = shelf.cache.take_events()
     assert isinstance(stored, PagesStored)
-    assert (stored.parent_hash, stored.token_ids, len(set(stored.page_hashes))) == (None, stem, 2)
+    assert (stored.parent_hash, list(stored.token_ids), len(set(stored.page_hashes))) == (None, stem, 2)
     longer = shelf.store(stem + tail)
     [branch] = shelf.cache.take_events()
     assert isinstance(branch, PagesStored)
-    assert (branch.parent_hash, branch.token_ids) == (stored.page_hashes[-1], tail)
+    assert (branch.parent_hash, list(branch.token_ids)) == (stored.page_hashes[-1], tail)
     for held in (node, longer):
         shelf.cache.release(held)
     shelf.cache.evict(2)
