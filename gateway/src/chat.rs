@@ -12,4 +12,5 @@ pub mod markers;
 pub mod output;
 pub mod pyjson;
 pub mod reasoning;
+mod seams;
 pub mod style;

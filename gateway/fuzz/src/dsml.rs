@@ -2,27 +2,19 @@
 //! what a client has of a call's arguments is always the start of one JSON object.
 
 use baleen_gateway::chat::calls::{CallParser, Dialect};
-use baleen_gateway::chat::delta::Delta;
-use baleen_gateway::chat::encode::DSML;
-use baleen_gateway::chat::markers::Lexer;
+use baleen_gateway::chat::markers::{Lexer, Marker};
 use serde::de::IgnoredAny;
 
-use super::input;
+use super::client::Client;
+use super::{Delta, input};
 
-#[derive(Debug, Default, PartialEq)]
-struct Answer {
-    content: String,
-    reasoning: String,
-    calls: Vec<(String, String)>,
-    complete: u32,
-}
-
-#[derive(Clone, Copy)]
-struct Reader {
-    dialect: Dialect,
-    is_thinking: bool,
-    is_cut: bool,
-    max_calls: u32,
+/// How an output is read.
+#[derive(Debug, Clone, Copy)]
+pub struct Reader {
+    pub dialect: Dialect,
+    pub is_thinking: bool,
+    pub is_cut: bool,
+    pub max_calls: u32,
 }
 
 /// Two bytes of settings, then the output.
@@ -39,9 +31,9 @@ pub fn run(data: &[u8]) {
         is_cut: flags & 2 != 0,
         max_calls: if flags & 4 != 0 { 1 } else { u32::MAX },
     };
-    let whole = reader.read([&*output]);
-    assert_eq!(reader.read(divide(&output, seed)), whole, "the division changed the answer");
-    check(&whole, reader);
+    let (whole, num_complete) = reader.read([&*output]);
+    assert_eq!(reader.read(divide(&output, seed)), (whole.clone(), num_complete), "the division changed the answer");
+    check(&whole, num_complete as usize, reader);
 }
 
 /// Cuts a text at character boundaries.
@@ -58,43 +50,27 @@ fn divide(text: &str, seed: u8) -> impl Iterator<Item = &str> {
 }
 
 impl Reader {
-    fn read<'a>(self, chunks: impl IntoIterator<Item = &'a str>) -> Answer {
+    /// The answer, and how many of its calls are whole.
+    pub fn read<'a>(self, chunks: impl IntoIterator<Item = &'a str>) -> (Client, u32) {
         let mut parser = CallParser::new(self.dialect, self.is_thinking, self.max_calls);
         let mut lexer = Lexer::new(self.dialect.markers());
-        let (mut answer, mut delta) = (Answer::default(), Delta::default());
+        let (mut client, mut delta) = (Client::default(), Delta::default());
         for chunk in chunks {
             lexer.push(chunk, |piece| parser.push(piece, &mut delta));
-            answer.take(&mut delta);
+            client.take(&mut delta);
         }
         lexer.finish(|piece| parser.push(piece, &mut delta));
         parser.finish(self.is_cut, &mut delta);
-        answer.take(&mut delta);
-        answer.complete = parser.num_complete_calls();
-        answer
+        client.take(&mut delta);
+        (client, parser.num_complete_calls())
     }
 }
 
-impl Answer {
-    fn take(&mut self, delta: &mut Delta) {
-        self.content.push_str(&delta.content);
-        self.reasoning.push_str(&delta.reasoning);
-        for call in &delta.calls {
-            if let Some(name) = &call.name {
-                assert_eq!(call.index as usize, self.calls.len(), "calls begin in order");
-                self.calls.push((name.clone(), String::new()));
-            }
-            assert_eq!(call.index as usize + 1, self.calls.len(), "only the newest call goes on");
-            self.calls.last_mut().unwrap().1.push_str(&call.arguments);
-        }
-        delta.clear();
-    }
-}
-
-fn check(answer: &Answer, reader: Reader) {
-    if reader.dialect == Dialect::V32 {
-        assert!(!answer.content.contains(DSML), "markup in content");
-    }
-    let (begun, complete) = (answer.calls.len(), answer.complete as usize);
+/// What must be true of every answer.
+pub fn check(answer: &Client, complete: usize, reader: Reader) {
+    let markup = if reader.dialect == Dialect::V32 { &[Marker::Dsml] } else { Marker::TOOL_SET };
+    assert!(!markup.iter().any(|marker| answer.content.contains(marker.text())), "markup in content");
+    let begun = answer.calls.len();
     assert!(
         begun == complete || begun == complete + 1 && reader.dialect == Dialect::V32,
         "{begun} calls of {complete}"

@@ -14,6 +14,7 @@ use self::call::{Call, ValueKind};
 use self::tag::{Attributes, TagName};
 use crate::chat::delta::Delta;
 use crate::chat::markers::{Marker, Piece};
+use crate::chat::seams::Seams;
 
 /// The state of one answer.
 #[derive(Debug)]
@@ -23,6 +24,7 @@ pub struct DsmlParser {
     tag: Tag,
     /// Text that may belong to markup.
     held: String,
+    content: Seams,
     /// Whether reasoning has any text.
     has_reasoned: bool,
     call: Call,
@@ -86,6 +88,7 @@ impl DsmlParser {
             stage: Stage::Text,
             tag: Tag::default(),
             held: String::new(),
+            content: Seams::new(&[Marker::Dsml]),
             has_reasoned: false,
             call: Call::default(),
             num_calls: 0,
@@ -133,6 +136,7 @@ impl DsmlParser {
             // A piece of markup at the end is not shown.
             _ => {}
         }
+        self.content.flush(&mut out.content);
         self.stage = Stage::Text;
         self.mode = Mode::Block;
         self.held.clear();
@@ -161,7 +165,7 @@ impl DsmlParser {
         let name = TagName::of(&self.tag.name);
         match self.mode {
             Mode::Reasoning => self.decide_in_reasoning(name, out),
-            Mode::Content => self.decide_in_content(name),
+            Mode::Content => self.decide_in_content(name, out),
             Mode::Block | Mode::Broken => self.decide_in_block(name),
             Mode::Invoke => self.decide_in_invoke(name, out),
             Mode::Value(kind) => self.decide_in_value(kind, name, out),
@@ -182,22 +186,33 @@ impl DsmlParser {
         }
     }
 
-    fn decide_in_content(&mut self, name: TagName) {
+    fn decide_in_content(&mut self, name: TagName, out: &mut Delta) {
         self.stage = match (self.tag.is_closing, name) {
             (false, TagName::Calls) => Stage::Opener,
             (false, TagName::Invoke) => {
-                self.held.clear();
-                self.mode = Mode::Block;
+                self.end_content(Mode::Block, out);
                 Stage::Attributes(name)
             }
             (false, TagName::Parameter) => {
-                self.held.clear();
-                self.mode = Mode::Broken;
+                self.end_content(Mode::Broken, out);
                 Stage::Text
             }
-            (true, TagName::Calls | TagName::Invoke | TagName::Parameter) => Stage::Gt,
-            (_, TagName::Other) => Stage::Text,
+            (true, TagName::Calls | TagName::Invoke | TagName::Parameter) => {
+                self.content.leave_out();
+                Stage::Gt
+            }
+            (_, TagName::Other) => {
+                self.content.leave_out();
+                Stage::Text
+            }
         };
+    }
+
+    /// Markup begins. What is held before it belongs to it.
+    fn end_content(&mut self, mode: Mode, out: &mut Delta) {
+        self.content.flush(&mut out.content);
+        self.held.clear();
+        self.mode = mode;
     }
 
     fn decide_in_block(&mut self, name: TagName) {

@@ -9,6 +9,7 @@ use serde::de::IgnoredAny;
 
 use crate::chat::delta::Delta;
 use crate::chat::markers::{Marker, Piece};
+use crate::chat::seams::Seams;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LegacyFormat {
@@ -25,6 +26,7 @@ pub struct LegacyParser {
     mode: Mode,
     /// Line ends before the calls belong to them.
     held: String,
+    content: Seams,
     has_reasoned: bool,
     /// Before the separator.
     header: String,
@@ -51,6 +53,7 @@ impl LegacyParser {
             format,
             mode: if starts_in_reasoning { Mode::Reasoning } else { Mode::Content },
             held: String::new(),
+            content: Seams::new(Marker::TOOL_SET),
             has_reasoned: false,
             header: String::new(),
             body: String::new(),
@@ -72,6 +75,7 @@ impl LegacyParser {
             }
             Marker::ThinkOpen if self.mode == Mode::Reasoning && !self.has_reasoned && self.held.is_empty() => {}
             Marker::CallsBegin | Marker::CallBegin => {
+                self.content.flush(&mut out.content);
                 self.held.clear();
                 self.header.clear();
                 self.body.clear();
@@ -80,12 +84,13 @@ impl LegacyParser {
             Marker::Separator if self.mode == Mode::Header => self.mode = Mode::Body,
             Marker::CallEnd | Marker::CallsEnd => {
                 self.end_call(out);
+                self.content.leave_out();
                 if !matches!(self.mode, Mode::Reasoning | Mode::Content) {
                     self.mode = Mode::Between;
                 }
             }
             // Alone it means nothing, and content never shows it.
-            Marker::Separator => {}
+            Marker::Separator => self.content.leave_out(),
             Marker::ThinkOpen | Marker::ThinkClose | Marker::Dsml | Marker::EndOfSentence => {
                 self.text(marker.text(), out);
             }
@@ -98,6 +103,7 @@ impl LegacyParser {
             self.end_call(out);
         }
         self.flush(out);
+        self.content.flush(&mut out.content);
         self.mode = Mode::Between;
     }
 
@@ -135,7 +141,7 @@ impl LegacyParser {
                 self.has_reasoned |= !text.is_empty();
                 out.reasoning.push_str(text);
             }
-            Mode::Content => out.content.push_str(text),
+            Mode::Content => self.content.push(text, &mut out.content),
             Mode::Between | Mode::Header | Mode::Body => {}
         }
     }

@@ -25,6 +25,8 @@ impl Marker {
     pub const DSML_SET: &[Self] = &[Self::Dsml, Self::ThinkOpen, Self::ThinkClose, Self::EndOfSentence];
     /// What an output without calls may hold.
     pub const THINK_SET: &[Self] = &[Self::ThinkOpen, Self::ThinkClose, Self::EndOfSentence];
+    /// What the calls of the family's earlier models are made of.
+    pub const TOOL_SET: &[Self] = &[Self::CallsBegin, Self::CallsEnd, Self::CallBegin, Self::CallEnd, Self::Separator];
     /// What the output of the family's earlier models may hold.
     pub const LEGACY_SET: &[Self] = &[
         Self::CallsBegin,

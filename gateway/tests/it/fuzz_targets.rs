@@ -1,12 +1,12 @@
-//! The fuzz targets over recorded outputs and conversations, and over those with a few bytes changed: they hold, and
-//! they cannot rot between two runs of `make fuzz`.
+//! The fuzz targets over recorded outputs and conversations, over what fuzzing has kept, and over all of those with a few
+//! bytes changed: they hold, and they cannot rot between two runs of `make fuzz`.
 
 use serde_json::{Value, json};
 
 use targets::{chat_json, dsml, sse};
 
 #[path = "../../fuzz/src/lib.rs"]
-mod targets;
+pub mod targets;
 
 const OUTPUTS: &str = include_str!("../data/dsml/parse.jsonl");
 const CONVERSATIONS: &str = include_str!("../data/dsml/encode.jsonl");
@@ -22,6 +22,12 @@ fn outputs(flags: &[u8]) -> Vec<Vec<u8>> {
     let raw: Vec<String> = rows(OUTPUTS).map(|row| row["raw_text"].as_str().unwrap().to_owned()).collect();
     let with = |flags: u8| raw.iter().zip(0..).map(move |(text, seed)| [&[flags, seed], text.as_bytes()].concat());
     flags.iter().flat_map(|flags| with(*flags)).collect()
+}
+
+/// Inputs that fuzzing has kept: a line of hexadecimal digits each.
+fn kept(lines: &str) -> Vec<Vec<u8>> {
+    let byte = |digits: &[u8]| u8::from_str_radix(std::str::from_utf8(digits).unwrap(), 16).unwrap();
+    lines.lines().map(|line| line.as_bytes().chunks(2).map(byte).collect()).collect()
 }
 
 /// The input itself, then copies in which bytes are changed, taken out or repeated.
@@ -55,13 +61,15 @@ fn variants(input: &[u8]) -> impl Iterator<Item = Vec<u8>> {
 #[test]
 fn dsml() {
     let inputs = outputs(&[0, 1, 2, 3, 4, 8, 9, 16, 17]);
-    inputs.iter().flat_map(|input| variants(input)).for_each(|input| dsml::run(&input));
+    let kept = kept(include_str!("../../fuzz/seeds/dsml.hex"));
+    inputs.iter().chain(&kept).flat_map(|input| variants(input)).for_each(|input| dsml::run(&input));
 }
 
 #[test]
 fn sse() {
     let inputs = outputs(&[0, 1, 4, 5, 0x0C, 0x2D, 0x7C, 0x80, 0xBF]);
-    inputs.iter().flat_map(|input| variants(input)).for_each(|input| sse::run(&input));
+    let kept = kept(include_str!("../../fuzz/seeds/sse.hex"));
+    inputs.iter().chain(&kept).flat_map(|input| variants(input)).for_each(|input| sse::run(&input));
 }
 
 #[test]
@@ -73,4 +81,6 @@ fn chat_json() {
     for body in bodies.chain(["".to_owned(), "[]".to_owned(), "{\"messages\": []}".to_owned()]) {
         variants(body.as_bytes()).for_each(|body| chat_json::run(&body));
     }
+    let kept = kept(include_str!("../../fuzz/seeds/chat_json.hex"));
+    kept.iter().flat_map(|input| variants(input)).for_each(|body| chat_json::run(&body));
 }

@@ -8,6 +8,7 @@ mod constraints;
 mod fake_worker;
 mod fuzz_targets;
 mod gateway;
+mod hard_outputs;
 mod http_rules;
 mod lifecycle;
 mod messages;

@@ -6,6 +6,11 @@ use crate::chat::calls::{CallParser, Dialect};
 use crate::chat::delta::Delta;
 use crate::chat::markers::{Lexer, Marker, Piece};
 
+use self::client::Client;
+
+#[path = "../../../fuzz/src/client.rs"]
+mod client;
+mod malformed;
 mod properties;
 
 const GOLDEN: &str = include_str!("../../../tests/data/dsml/parse.jsonl");
@@ -17,30 +22,6 @@ struct Answer {
     reasoning: String,
     calls: Vec<(String, String)>,
     complete: u32,
-}
-
-/// Adds up deltas, as a client of a stream does.
-#[derive(Default)]
-struct Client {
-    content: String,
-    reasoning: String,
-    calls: Vec<(String, String)>,
-}
-
-impl Client {
-    fn take(&mut self, delta: &mut Delta) {
-        self.content.push_str(&delta.content);
-        self.reasoning.push_str(&delta.reasoning);
-        for call in &delta.calls {
-            if let Some(name) = &call.name {
-                assert_eq!(call.index as usize, self.calls.len(), "calls begin in order");
-                self.calls.push((name.clone(), String::new()));
-            }
-            assert_eq!(call.index as usize + 1, self.calls.len(), "only the newest call goes on");
-            self.calls.last_mut().unwrap().1.push_str(&call.arguments);
-        }
-        delta.clear();
-    }
 }
 
 struct Run {
@@ -178,6 +159,25 @@ fn prose_about_markup_is_no_call_and_loses_only_the_markup() {
     assert_eq!((answer.content.as_str(), answer.calls), ("A  block,  and > or  too.", vec![]));
     let talk = "I write <｜DSML｜function_calls> and <｜DSML｜invoke name=\"f\"> then </｜DSML｜invoke>.";
     assert_eq!(thinking(talk).reasoning, talk);
+}
+
+#[test]
+fn what_is_left_of_content_spells_no_marker() {
+    for (text, content) in [
+        ("A <｜DSML<｜DSML｜｜.", "A <｜DSML."),
+        ("｜DS｜DSML｜ML｜.", "｜DS."),
+        ("｜DS</｜DSML｜invoke>ML｜.", "｜DS."),
+        ("｜DS<｜DSML｜function_calls>ML｜.", "｜DS."),
+        ("｜DS<｜DSML｜x>ML", "｜DS>ML"),
+        ("｜DS｜DSML｜M", "｜DSM"),
+        ("｜DS｜DSML｜M｜DSML｜L.", "｜DSML."),
+    ] {
+        let answer = chat(text);
+        assert_eq!((answer.content.as_str(), answer.calls), (content, vec![]), "{text}");
+        let call = chat(&[text, &block(OSLO)].concat());
+        assert_eq!((call.content.as_str(), call.calls), (content, oslo()), "{text}");
+        assert_eq!(chat(&[text, "<｜DSML｜inv"].concat()).content, content, "{text}");
+    }
 }
 
 #[test]

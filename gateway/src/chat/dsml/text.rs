@@ -80,7 +80,9 @@ impl DsmlParser {
         let is_closing = self.held.ends_with('/');
         if at == self.held.len() {
             // Alone it means nothing. Content never shows it.
-            if self.mode != Mode::Content {
+            if self.mode == Mode::Content {
+                self.content.leave_out();
+            } else {
                 let text = std::mem::take(&mut self.held) + DSML;
                 self.release(&text, out);
             }
@@ -161,6 +163,7 @@ impl DsmlParser {
             let gap = self.tag.rest.trim_start_matches(' ');
             let text = std::mem::take(&mut self.held) + gap.strip_prefix('>').unwrap_or(gap);
             self.stage = Stage::Text;
+            self.content.leave_out();
             self.plain(&text, out);
         } else {
             self.give_up_tag(out);
@@ -172,7 +175,7 @@ impl DsmlParser {
         let is_closing = self.tag.rest.ends_with("</");
         let is_tag = at < self.tag.rest.len();
         if is_tag && (self.mode == Mode::Content || !is_closing) {
-            self.mode = Mode::Block;
+            self.end_content(Mode::Block, out);
             self.held = self.tag.rest.split_off(at);
         } else {
             self.give_up_opener(out);
@@ -261,7 +264,7 @@ impl DsmlParser {
                 self.has_reasoned |= !text.is_empty();
                 out.reasoning.push_str(text);
             }
-            Mode::Content => out.content.push_str(text),
+            Mode::Content => self.content.push(text, &mut out.content),
             Mode::Value(kind) => self.call.value(kind, text, out),
             Mode::Invoke => self.call.body_text(text),
             Mode::Block | Mode::Broken => {}

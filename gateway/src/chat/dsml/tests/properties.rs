@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
-use super::{Answer, Dialect, Run, chars};
+use super::{Answer, Client, Dialect, Run, chars};
 use crate::chat::delta::Delta;
 use crate::chat::encode::{EncodeOptions, Ending, Message, Role, ToolCall, encode};
 use crate::chat::markers::Marker;
@@ -32,6 +32,10 @@ fn output() -> impl Strategy<Value = String> {
             "｜DSML｜",
             "<｜DSML｜",
             "</｜DSML｜",
+            "｜DS",
+            "ML｜",
+            "<｜DSML",
+            "｜",
             "function_calls",
             "invoke",
             "parameter",
@@ -113,7 +117,7 @@ fn divide<'a, T>(whole: &'a [T], lengths: &[usize]) -> Vec<&'a [T]> {
 
 /// The answer that token ids fold into, taken a step at a time as a stream is. After each step every call's arguments
 /// are the start of an object.
-fn fold(ids: &[u32], steps: &[usize], run: &Run) -> Answer {
+pub(super) fn fold(ids: &[u32], steps: &[usize], run: &Run) -> Answer {
     let options = OutputOptions {
         starts_in_reasoning: run.thinking,
         max_tool_calls: u32::MAX,
@@ -121,7 +125,7 @@ fn fold(ids: &[u32], steps: &[usize], run: &Run) -> Answer {
         ..OutputOptions::default()
     };
     let mut fold = OutputFold::new(small(), options);
-    let (mut client, mut delta) = (super::Client::default(), Delta::default());
+    let (mut client, mut delta) = (Client::default(), Delta::default());
     for step in divide(ids, steps) {
         step.iter().for_each(|id| fold.push(*id, false, &mut delta));
         client.take(&mut delta);
@@ -129,7 +133,7 @@ fn fold(ids: &[u32], steps: &[usize], run: &Run) -> Answer {
     }
     fold.finish(run.is_cut, &mut delta);
     client.take(&mut delta);
-    let super::Client { content, reasoning, calls } = client;
+    let Client { content, reasoning, calls } = client;
     Answer { content, reasoning, calls, complete: fold.num_complete_calls() }
 }
 
@@ -174,10 +178,15 @@ proptest! {
 
     #[test]
     fn legacy_outputs_are_total_too(text in output(), is_thinking: bool) {
-        let text = text.replace("<｜DSML｜", "<｜tool▁call▁begin｜>").replace("｜DSML｜", "<｜tool▁sep｜>");
+        let markers = [("<｜DSML｜", Marker::CallBegin), ("</｜DSML｜", Marker::CallEnd), ("｜DSML｜", Marker::Separator)];
+        let halves = [("｜DS", "<｜tool▁"), ("ML｜", "sep｜>")].into_iter();
+        let markers = markers.into_iter().map(|(text, marker)| (text, marker.text())).chain(halves);
+        let text = markers.fold(text, |text, (from, to)| text.replace(from, to));
         for dialect in [Dialect::V31, Dialect::V3] {
             let run = Run { dialect, thinking: is_thinking, is_cut: false };
-            prop_assert_eq!(run.chunks(chars(&text)), run.chunks([text.as_str()]));
+            let whole = run.chunks([text.as_str()]);
+            prop_assert_eq!(&run.chunks(chars(&text)), &whole);
+            prop_assert!(!Marker::TOOL_SET.iter().any(|marker| whole.content.contains(marker.text())), "{}", whole.content);
         }
     }
 
