@@ -17,7 +17,8 @@ use crate::openai::logprobs::{ChatLogprobs, TokenLogprob};
 use crate::openai::response::ResponseHead;
 use crate::openai::responses::ResponsesRequest;
 use crate::openai::responses::response::{
-    Event, IncompleteDetails, Item, News, Part, Response, ResponseError, Spot, Status, TextLogprobs, section_id,
+    Event, Growth, IncompleteDetails, Item, News, Part, Response, ResponseError, Spot, Status, TextLogprobs, Whole,
+    section_id,
 };
 use crate::openai::sections::{Change, Kind, Report, Section, Sections};
 use crate::telemetry::EndpointName;
@@ -172,7 +173,7 @@ impl ResponsesAnswer {
 }
 
 fn write_news(sequence_number: u64, news: &News<'_>, out: &mut Vec<u8>) {
-    let event = Event { sequence_number, news };
+    let event = Event::new(sequence_number, news);
     write_named_event(out, news.name(), |out| serde_json::to_writer(out, &event));
 }
 
@@ -198,14 +199,14 @@ fn write_change(
             }
         }
         Change::Grew(delta) => write(match section.kind {
-            Kind::Reasoning => News::ReasoningDelta { spot, delta },
-            Kind::Text => News::TextDelta { spot, delta, logprobs },
-            Kind::Call { .. } => News::ArgumentsDelta { spot, delta },
+            Kind::Reasoning => News::ReasoningDelta(Growth { spot, delta, logprobs: None }),
+            Kind::Text => News::TextDelta(Growth { spot, delta, logprobs: Some(logprobs) }),
+            Kind::Call { .. } => News::ArgumentsDelta(Growth { spot, delta, logprobs: None }),
         }),
         Change::Closed => {
             write(match &section.kind {
-                Kind::Reasoning => News::ReasoningDone { spot, text: &section.text },
-                Kind::Text => News::TextDone { spot, text: &section.text, logprobs },
+                Kind::Reasoning => News::ReasoningDone(Whole { spot, text: &section.text, logprobs: None }),
+                Kind::Text => News::TextDone(Whole { spot, text: &section.text, logprobs: Some(logprobs) }),
                 Kind::Call { name, .. } => News::ArgumentsDone { spot, name, arguments: &section.text },
             });
             if let Some(part) = Part::of(section, logprobs) {

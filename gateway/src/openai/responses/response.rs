@@ -197,69 +197,70 @@ pub struct Spot<'a> {
     pub content_index: Option<u32>,
 }
 
-/// What an event says; [`Event`] numbers it.
+/// More of a section.
 #[derive(Debug, Serialize)]
-#[serde(tag = "type")]
+pub struct Growth<'a> {
+    #[serde(flatten)]
+    pub spot: Spot<'a>,
+    pub delta: &'a str,
+    /// Of text only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<TextLogprobs<'a>>,
+}
+
+/// All of a section.
+#[derive(Debug, Serialize)]
+pub struct Whole<'a> {
+    #[serde(flatten)]
+    pub spot: Spot<'a>,
+    pub text: &'a str,
+    /// Of text only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<TextLogprobs<'a>>,
+}
+
+/// What an event says; [`Event`] names and numbers it.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
 pub enum News<'a> {
-    #[serde(rename = "response.created")]
-    Created { response: &'a Response<'a> },
-    #[serde(rename = "response.in_progress")]
-    InProgress { response: &'a Response<'a> },
-    #[serde(rename = "response.completed")]
-    Completed { response: &'a Response<'a> },
-    #[serde(rename = "response.incomplete")]
-    Incomplete { response: &'a Response<'a> },
-    #[serde(rename = "response.failed")]
-    Failed { response: &'a Response<'a> },
-    #[serde(rename = "response.output_item.added")]
-    ItemAdded { output_index: usize, item: Item<'a> },
-    #[serde(rename = "response.output_item.done")]
-    ItemDone { output_index: usize, item: Item<'a> },
-    #[serde(rename = "response.content_part.added")]
+    Created {
+        response: &'a Response<'a>,
+    },
+    InProgress {
+        response: &'a Response<'a>,
+    },
+    Completed {
+        response: &'a Response<'a>,
+    },
+    Incomplete {
+        response: &'a Response<'a>,
+    },
+    Failed {
+        response: &'a Response<'a>,
+    },
+    ItemAdded {
+        output_index: usize,
+        item: Item<'a>,
+    },
+    ItemDone {
+        output_index: usize,
+        item: Item<'a>,
+    },
     PartAdded {
         #[serde(flatten)]
         spot: Spot<'a>,
         part: Part<'a>,
     },
-    #[serde(rename = "response.content_part.done")]
     PartDone {
         #[serde(flatten)]
         spot: Spot<'a>,
         part: Part<'a>,
     },
-    #[serde(rename = "response.reasoning_text.delta")]
-    ReasoningDelta {
-        #[serde(flatten)]
-        spot: Spot<'a>,
-        delta: &'a str,
-    },
-    #[serde(rename = "response.reasoning_text.done")]
-    ReasoningDone {
-        #[serde(flatten)]
-        spot: Spot<'a>,
-        text: &'a str,
-    },
-    #[serde(rename = "response.output_text.delta")]
-    TextDelta {
-        #[serde(flatten)]
-        spot: Spot<'a>,
-        delta: &'a str,
-        logprobs: TextLogprobs<'a>,
-    },
-    #[serde(rename = "response.output_text.done")]
-    TextDone {
-        #[serde(flatten)]
-        spot: Spot<'a>,
-        text: &'a str,
-        logprobs: TextLogprobs<'a>,
-    },
-    #[serde(rename = "response.function_call_arguments.delta")]
-    ArgumentsDelta {
-        #[serde(flatten)]
-        spot: Spot<'a>,
-        delta: &'a str,
-    },
-    #[serde(rename = "response.function_call_arguments.done")]
+    ReasoningDelta(Growth<'a>),
+    ReasoningDone(Whole<'a>),
+    TextDelta(Growth<'a>),
+    TextDone(Whole<'a>),
+    ArgumentsDelta(Growth<'a>),
     ArgumentsDone {
         #[serde(flatten)]
         spot: Spot<'a>,
@@ -269,7 +270,7 @@ pub enum News<'a> {
 }
 
 impl News<'_> {
-    /// The event's name, which its data repeats as `type`.
+    /// The event's name.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Created { .. } => "response.created",
@@ -281,11 +282,11 @@ impl News<'_> {
             Self::ItemDone { .. } => "response.output_item.done",
             Self::PartAdded { .. } => "response.content_part.added",
             Self::PartDone { .. } => "response.content_part.done",
-            Self::ReasoningDelta { .. } => "response.reasoning_text.delta",
-            Self::ReasoningDone { .. } => "response.reasoning_text.done",
-            Self::TextDelta { .. } => "response.output_text.delta",
-            Self::TextDone { .. } => "response.output_text.done",
-            Self::ArgumentsDelta { .. } => "response.function_call_arguments.delta",
+            Self::ReasoningDelta(_) => "response.reasoning_text.delta",
+            Self::ReasoningDone(_) => "response.reasoning_text.done",
+            Self::TextDelta(_) => "response.output_text.delta",
+            Self::TextDone(_) => "response.output_text.done",
+            Self::ArgumentsDelta(_) => "response.function_call_arguments.delta",
             Self::ArgumentsDone { .. } => "response.function_call_arguments.done",
         }
     }
@@ -294,8 +295,17 @@ impl News<'_> {
 /// One event of a stream.
 #[derive(Debug, Serialize)]
 pub struct Event<'a> {
+    /// The event's name, which the stream has in front of the data as well.
+    #[serde(rename = "type")]
+    name: &'static str,
     /// Counts the events of the stream from 0.
-    pub sequence_number: u64,
+    sequence_number: u64,
     #[serde(flatten)]
-    pub news: &'a News<'a>,
+    news: &'a News<'a>,
+}
+
+impl<'a> Event<'a> {
+    pub fn new(sequence_number: u64, news: &'a News<'a>) -> Self {
+        Self { name: news.name(), sequence_number, news }
+    }
 }
