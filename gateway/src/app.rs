@@ -16,7 +16,7 @@ use crate::generate::{Enforced, Generator};
 use crate::http::admission::Admission;
 use crate::openai::models::ModelCard;
 use crate::openai::response::ResponseHead;
-use crate::openai::{Abilities, InvalidRequest, Limits, ModelFacts};
+use crate::openai::{InvalidRequest, Limits, ModelFacts};
 use crate::telemetry::Metrics;
 use crate::text::spans::SpanCache;
 use crate::text::tokenizer::Tokenizer;
@@ -182,7 +182,6 @@ impl FirstModel {
                 vocab_size: info.vocab_size,
                 context_len: info.context_length_tokens,
                 style: Style::of(traits).with(config.style),
-                abilities: Abilities::of(&info.features),
             },
             limits: Limits::load().map_err(|error| format!("the built-in table of limits is broken: {error}"))?,
             created_unix_s: unix_s(),

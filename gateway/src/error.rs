@@ -207,6 +207,10 @@ impl From<GenerateError> for ApiError {
         let GenerateError::Worker(failure) = error else {
             return match error {
                 GenerateError::NoWorker(reason) => Self::not_ready(reason),
+                GenerateError::Unable { ref field, .. } => {
+                    let param = Some(field.clone());
+                    Self { param, ..Self::new(StatusCode::NOT_IMPLEMENTED, "not_implemented_error", error.to_string()) }
+                }
                 GenerateError::SlowClient => {
                     Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", error.to_string())
                         .with_code("slow_client")

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use thiserror::Error;
 
+use self::needs::{Need, needs};
 use crate::chat::constraint::Constraint;
 use crate::chat::output::OutputOptions;
 use crate::openai::{GenerationSpec, SamplingSpec};
@@ -22,6 +23,7 @@ use crate::worker::mailbox::{Cut, Mailbox};
 use crate::worker::pool::{Condition, Pool, ReadyWorker};
 
 mod generation;
+mod needs;
 
 pub use generation::{Choice, Finish, Generation, Progress};
 
@@ -97,6 +99,9 @@ pub struct Prompt {
 pub enum GenerateError {
     #[error("{0}")]
     NoWorker(String),
+    /// No worker can do what the request's field asks for.
+    #[error("'{field}' is not implemented by this server: no worker has the ability '{ability}', which it takes.")]
+    Unable { field: String, ability: &'static str },
     #[error("{0}")]
     Worker(Failure),
     #[error("The client did not read its answer fast enough, so the request was ended.")]
@@ -117,10 +122,11 @@ impl Generator {
         Arc::new(Self { pool, metrics, policy: LeastLoad::default(), in_progress: Mutex::default() })
     }
 
-    /// Submits every choice of `spec` to one worker. `arrived` is when the client's request came in.
+    /// Submits every choice of `spec` to one worker that has all it takes. `arrived` is when the client's request came
+    /// in.
     ///
     /// # Errors
-    /// No worker is ready.
+    /// No worker is ready, or none of them can do all that is asked for.
     pub fn start(
         self: &Arc<Self>,
         spec: GenerateSpec,
@@ -133,7 +139,8 @@ impl Generator {
             self.metrics.prompt_tokens.increment(num_tokens as u64);
             self.metrics.request_prompt_tokens.record(num_tokens as f64);
         }
-        let tickets = self.submit(submissions(spec), generation.mailbox())?;
+        let needs = needs(&spec);
+        let tickets = self.submit(submissions(spec), &needs, generation.mailbox())?;
         self.lock().insert(generation.id, Arc::downgrade(generation.mailbox()));
         generation.hold(tickets);
         Ok(generation)
@@ -152,8 +159,18 @@ impl Generator {
         mailboxes.len()
     }
 
-    fn submit(&self, mut submissions: Vec<Submission>, mailbox: &Arc<Mailbox>) -> Result<Vec<Ticket>, GenerateError> {
-        let mut workers = Vec::clone(&self.pool.ready());
+    fn submit(
+        &self,
+        mut submissions: Vec<Submission>,
+        needs: &[Need],
+        mailbox: &Arc<Mailbox>,
+    ) -> Result<Vec<Ticket>, GenerateError> {
+        let ready = self.pool.ready();
+        let mut workers: Vec<ReadyWorker> =
+            ready.iter().filter(|worker| needs.iter().all(|need| need.is_met_by(&worker.info))).cloned().collect();
+        if let (true, Some(need)) = (workers.is_empty(), needs::unmet(needs, &ready)) {
+            return Err(self.unable(need.clone()));
+        }
         while let Some(index) = self.policy.choose(workers.iter().map(load_of)) {
             match workers.swap_remove(index).link.submit(submissions, mailbox) {
                 Ok(tickets) => return Ok(tickets),
@@ -164,16 +181,32 @@ impl Generator {
         Err(GenerateError::NoWorker(self.why_not_ready()))
     }
 
+    /// Says that no ready worker meets a need. One that is not ready perhaps does.
+    fn unable(&self, Need { ability, field }: Need) -> GenerateError {
+        let may_come = |condition| matches!(condition, Condition::Draining | Condition::NotReady(_));
+        if !self.pool.slots().iter().any(|slot| may_come(slot.condition())) {
+            return GenerateError::Unable { field, ability };
+        }
+        let reasons = self.reasons();
+        GenerateError::NoWorker(format!(
+            "No worker that is ready has the ability '{ability}', which '{field}' takes ({reasons}). Try again shortly."
+        ))
+    }
+
     /// One sentence for a client that finds no worker.
     #[must_use]
     pub fn why_not_ready(&self) -> String {
+        format!("No worker is ready ({}). Try again shortly.", self.reasons())
+    }
+
+    /// What keeps each worker that is not ready.
+    fn reasons(&self) -> String {
         let reasons = self.pool.slots().iter().filter_map(|slot| match slot.condition() {
             Condition::Ready => None,
             Condition::Draining => Some(format!("{} is shutting down", slot.name)),
             Condition::NotReady(reason) | Condition::Refused(reason) => Some(format!("{}: {reason}", slot.name)),
         });
-        let reasons: Vec<String> = reasons.collect();
-        format!("No worker is ready ({}). Try again shortly.", reasons.join("; "))
+        reasons.collect::<Vec<_>>().join("; ")
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u128, Weak<Mailbox>>> {

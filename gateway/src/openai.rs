@@ -25,7 +25,7 @@ mod strict_json;
 pub mod tokenize;
 
 pub use error::{ErrorObject, InvalidRequest, RejectKind};
-pub use generation::{Abilities, GenerationSpec, ModelFacts, StreamSpec};
+pub use generation::{GenerationSpec, ModelFacts, StreamSpec};
 pub use limits::Limits;
 pub use sampling::SamplingSpec;
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import openai
 import pytest
-from harness.processes import Gateway, serve_arguments
+from harness.processes import ROOT, Gateway, serve_arguments
 from harness.script import PLAY, write_script
 
 
@@ -38,8 +38,10 @@ def slow_stack() -> Iterator[Gateway]:
 
 @pytest.fixture(scope="session")
 def model_stack() -> Iterator[Gateway]:
-    """Computes the micro model in float32."""
-    with Gateway(*serve_arguments("model", "--dtype", "float32")) as gateway:
+    """Computes the micro model in float32, with the plugin of `harness.plugin`."""
+    plugin = ["--logit-processor", "repeat-prompt=harness.plugin:repeat_prompt"]
+    arguments = serve_arguments("model", "--dtype", "float32", *plugin)
+    with Gateway(*arguments, env={"PYTHONPATH": str(ROOT / "tests")}) as gateway:
         yield gateway.ready()
 
 

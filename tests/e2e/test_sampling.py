@@ -54,3 +54,17 @@ def test_min_tokens_keeps_an_answer_going(model_stack: Gateway) -> None:
     goes_on = post(model_stack, "/v1/completions", prompt=PROMPT, logit_bias={str(EOS): 100}, min_tokens=5)
     assert goes_on["usage"]["completion_tokens"] == 6
     assert goes_on["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_plugin_that_the_server_was_started_with_is_asked_for_by_name(
+    model_stack: Gateway, tokenizer: Tokenizer
+) -> None:
+    num_tokens = len(tokenizer.encode(PROMPT, add_special_tokens=False).ids)
+    for field in ({"custom_logit_processor": "repeat-prompt"}, {"logit_processors": ["repeat-prompt"]}):
+        assert complete(model_stack, **field, max_tokens=num_tokens) == PROMPT
+    assert complete(model_stack, max_tokens=num_tokens) != PROMPT
+    body = {"model": "micro", "prompt": PROMPT, "custom_logit_processor": "another"}
+    refused = httpx.post(f"{model_stack.url}/v1/completions", json=body, timeout=120)
+    assert refused.status_code == 400
+    assert "another" in refused.json()["error"]["message"]
+    assert "repeat-prompt" in refused.json()["error"]["message"], "what there is"

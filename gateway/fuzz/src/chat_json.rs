@@ -6,7 +6,6 @@ use baleen_gateway::chat::encode::{EncodeError, encode};
 use baleen_gateway::chat::style::Style;
 use baleen_gateway::error::ApiError;
 use baleen_gateway::openai::chat::ChatRequest;
-use baleen_gateway::openai::generation::Abilities;
 use baleen_gateway::openai::{InvalidRequest, Limits, ModelFacts};
 use baleen_gateway::text::tokenizer::Segment;
 use serde::de::IgnoredAny;
@@ -17,12 +16,7 @@ use super::input;
 /// The body as it came.
 pub fn run(body: &[u8]) {
     static LIMITS: LazyLock<Limits> = LazyLock::new(|| Limits::load().unwrap());
-    let model = ModelFacts {
-        vocab_size: input::VOCAB_SIZE,
-        context_len: 1 << 17,
-        style: Style::V32,
-        abilities: Abilities::ALL,
-    };
+    let model = ModelFacts { vocab_size: input::VOCAB_SIZE, context_len: 1 << 17, style: Style::V32 };
     let spec = ChatRequest::parse(body).and_then(|request| request.validate(&LIMITS, &model));
     let spec = match spec {
         Ok(spec) => spec,

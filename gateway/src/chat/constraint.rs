@@ -110,20 +110,6 @@ pub enum ConstraintError {
 }
 
 impl AnswerRule {
-    /// The worker's ability that enforcing this rule takes, if it takes any.
-    #[must_use]
-    pub fn ability(&self) -> Option<&'static str> {
-        if self.calls.is_some() {
-            return Some("structural_tag");
-        }
-        Some(match self.content.as_ref()? {
-            ContentRule::Schema(_) => "json_schema",
-            ContentRule::Regex(_) => "regex",
-            ContentRule::Ebnf(_) => "ebnf",
-            ContentRule::Tag(_) | ContentRule::Choice(_) => "structural_tag",
-        })
-    }
-
     /// Compiles the rule for a model that writes calls in `dialect`. Time and size are linear in the rule.
     ///
     /// # Errors

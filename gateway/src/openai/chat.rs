@@ -92,7 +92,7 @@ impl ChatRequest {
             let budget = limits.thinking_budget.check_u32("thinking.budget_tokens", budget)?;
             generation.sampling.thinking_budget.get_or_insert(budget);
         }
-        let rule = answer_rule(generation.content_rule.take(), calls, model)?;
+        let rule = answer_rule(generation.content_rule.take(), calls)?;
         Ok(ChatSpec { messages, encode, generation, rule, max_tool_calls })
     }
 
@@ -156,12 +156,8 @@ impl ChatRequest {
     }
 }
 
-/// Puts the rules on text and on calls together, and makes sure that somebody can enforce the whole.
-fn answer_rule(
-    content: Option<FieldRule>,
-    calls: Option<(CallRule, String)>,
-    model: &ModelFacts,
-) -> Result<AnswerRule, InvalidRequest> {
+/// Puts the rules on text and on calls together.
+fn answer_rule(content: Option<FieldRule>, calls: Option<(CallRule, String)>) -> Result<AnswerRule, InvalidRequest> {
     let mut rule = AnswerRule::default();
     if let Some(FieldRule { field, rule: content }) = content {
         if calls.as_ref().is_some_and(|(calls, _)| calls.required) {
@@ -170,11 +166,9 @@ fn answer_rule(
             return Err(InvalidRequest::field(field, message));
         }
         rule = AnswerRule { field: field.to_owned(), content: Some(content), calls: None };
-        model.check_enforces(&rule)?;
     }
     if let Some((calls, field)) = calls {
         rule = AnswerRule { field, calls: Some(calls), ..rule };
-        model.check_enforces(&rule)?;
     }
     Ok(rule)
 }

@@ -86,7 +86,6 @@ impl CompletionRequest {
         let mut rule = AnswerRule::default();
         if let Some(FieldRule { field, rule: content }) = generation.content_rule.take() {
             rule = AnswerRule { field: field.to_owned(), content: Some(content), calls: None };
-            model.check_enforces(&rule)?;
         }
         Ok(CompletionSpec { prompts, echo, rule, generation })
     }

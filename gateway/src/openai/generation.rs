@@ -8,35 +8,11 @@ use super::error::InvalidRequest;
 use super::fields::{Asks, Integer, Strings};
 use super::limits::{Limits, RequestLimits};
 use super::sampling::{SamplingFields, SamplingSpec};
-use crate::chat::constraint::AnswerRule;
 use crate::chat::style::Style;
 use crate::text::stop::StopStrings;
 
 /// Abilities that the wire of other servers knows and this one lacks; asking for one is refused, never ignored.
 const NOT_BUILT: &[&str] = &["prompt_logprobs", "stop_regex", "use_beam_search"];
-
-/// What the worker can enforce, of what not every worker can.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Abilities(u8);
-
-impl Abilities {
-    const NAMES: [&'static str; 4] = ["json_schema", "regex", "ebnf", "structural_tag"];
-    /// Every one of them.
-    pub const ALL: Self = Self((1 << Self::NAMES.len()) - 1);
-
-    /// Those among a worker's features.
-    #[must_use]
-    pub fn of<S: AsRef<str>>(features: &[S]) -> Self {
-        let is_listed = |name: &str| features.iter().any(|feature| feature.as_ref() == name);
-        let bits = Self::NAMES.iter().enumerate().filter(|(_, name)| is_listed(name));
-        Self(bits.fold(0, |bits, (place, _)| bits | 1 << place))
-    }
-
-    #[must_use]
-    pub fn has(self, ability: &str) -> bool {
-        Self::NAMES.iter().position(|name| *name == ability).is_some_and(|place| self.0 & 1 << place != 0)
-    }
-}
 
 /// What validation must know about the model that serves the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,25 +22,9 @@ pub struct ModelFacts {
     /// Prompt and output tokens together.
     pub context_len: u32,
     pub style: Style,
-    pub abilities: Abilities,
 }
 
 impl ModelFacts {
-    /// Whether the worker can enforce a rule.
-    pub(super) fn check_enforces(&self, rule: &AnswerRule) -> Result<(), InvalidRequest> {
-        match rule.ability() {
-            Some(ability) if !self.abilities.has(ability) => {
-                let field = &rule.field;
-                let message = format!(
-                    "'{field}' is not implemented by this server: its worker lacks the ability '{ability}', which \
-                     enforcing it takes."
-                );
-                Err(InvalidRequest::not_implemented(field, message))
-            }
-            _ => Ok(()),
-        }
-    }
-
     pub(super) fn check_token_id(&self, param: &str, id: i128) -> Result<u32, InvalidRequest> {
         match u32::try_from(id) {
             Ok(id) if id < self.vocab_size => Ok(id),

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::chat::ChatRequest;
 use super::completions::CompletionRequest;
-use super::{Abilities, InvalidRequest, Limits, ModelFacts};
+use super::{InvalidRequest, Limits, ModelFacts};
 use crate::chat::style::Style;
 
 const FIELDS: &[&str] = &[
@@ -89,7 +89,7 @@ proptest! {
     #[test]
     fn any_fields_give_a_request_or_a_refusal_that_names_one(body in body()) {
         let limits = Limits::load().unwrap();
-        let model = ModelFacts { vocab_size: 1000, context_len: 4096, style: Style::V32, abilities: Abilities::ALL };
+        let model = ModelFacts { vocab_size: 1000, context_len: 4096, style: Style::V32 };
         let body = serde_json::to_vec(&body).unwrap();
         check(ChatRequest::parse(&body).and_then(|request| request.validate(&limits, &model)).err())?;
         check(CompletionRequest::parse(&body).and_then(|request| request.validate(&limits, &model)).err())?;

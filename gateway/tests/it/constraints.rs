@@ -6,12 +6,18 @@ use http::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::fake_worker::{Act, FakeWorker};
-use crate::gateway::{CHAT, COMPLETIONS, Gateway, hello, prompt, say};
+use crate::gateway::{CHAT, COMPLETIONS, Gateway, config, hello, prompt, say};
 
-/// A worker with these features, and a gateway in front of it.
-async fn stack(features: &[&str]) -> (FakeWorker, Gateway) {
+/// A worker with these features.
+async fn worker_with(features: &[&str]) -> FakeWorker {
     let worker = FakeWorker::start(|_| say("Yes.")).await;
     worker.change_info(|info| info.features = features.iter().map(|&feature| feature.to_owned()).collect());
+    worker
+}
+
+/// Such a worker, and a gateway in front of it.
+async fn stack(features: &[&str]) -> (FakeWorker, Gateway) {
+    let worker = worker_with(features).await;
     let gateway = Gateway::start(&worker).await;
     (worker, gateway)
 }
@@ -56,14 +62,42 @@ async fn what_the_worker_lacks_is_refused_before_it_is_asked() {
         (CHAT, hello(&json!({"response_format": {"type": "json_object"}})), "response_format"),
         (CHAT, hello(&json!({"tools": strict_tools()})), "tools[0].function.strict"),
         (CHAT, hello(&json!({"tools": strict_tools(), "tool_choice": "required"})), "tool_choice"),
+        (CHAT, hello(&json!({"guided_choice": ["a"]})), "guided_choice"),
         (COMPLETIONS, prompt(&json!({"ebnf": "root ::= \"a\""})), "ebnf"),
+        (COMPLETIONS, prompt(&json!({"presence_penalty": 0.5})), "presence_penalty"),
+        (COMPLETIONS, prompt(&json!({"echo": true, "logprobs": 1})), "echo"),
+        (CHAT, hello(&json!({"logit_bias": {"5": 1}})), "logit_bias"),
+        (CHAT, hello(&json!({"thinking_budget": 1})), "thinking_budget"),
+        (CHAT, hello(&json!({"custom_logit_processor": "a"})), "logit_processors"),
     ] {
         let reply = gateway.post(path, &body).await;
         assert_eq!((reply.status, reply.error()["param"].as_str()), (StatusCode::NOT_IMPLEMENTED, Some(param)));
     }
-    gateway.ask(CHAT, &hello(&json!({"regex": "a+"}))).await;
+    let neutral = json!({"regex": "a+", "presence_penalty": 0, "repetition_penalty": 1.0, "min_tokens": 0});
+    gateway.ask(CHAT, &hello(&neutral)).await;
     assert_eq!(worker.next_submit().await.constraint, Some(Constraint::Regex("a+".to_owned())));
     gateway.until_idle().await;
+}
+
+#[tokio::test]
+async fn a_request_goes_only_to_a_worker_that_can_do_all_it_takes() {
+    let workers = [worker_with(&["regex", "min_tokens"]).await, worker_with(&["ebnf", "min_tokens"]).await];
+    let addresses = workers.iter().map(|worker| worker.address.to_string()).collect();
+    let gateway = Gateway::start_unready(config(addresses)).await;
+    gateway.until("both are ready", |app| app.pool.ready().len() == 2).await;
+    for _ in 0..3 {
+        gateway.ask(CHAT, &hello(&json!({"regex": "a+", "min_tokens": 1}))).await;
+        assert_eq!(workers[0].next_submit().await.constraint, Some(Constraint::Regex("a+".to_owned())));
+        gateway.ask(CHAT, &hello(&json!({"ebnf": "root ::= \"a\""}))).await;
+        assert_eq!(workers[1].next_submit().await.constraint, Some(Constraint::Ebnf("root ::= \"a\"".to_owned())));
+    }
+    let reply = gateway.post(CHAT, &hello(&json!({"regex": "a+", "logit_bias": {"5": 1}}))).await;
+    assert_eq!((reply.status, &reply.error()["param"]), (StatusCode::NOT_IMPLEMENTED, &json!("logit_bias")));
+    workers[0].kill();
+    gateway.until("one is gone", |app| app.pool.ready().len() == 1).await;
+    let reply = gateway.post(CHAT, &hello(&json!({"regex": "a+"}))).await;
+    assert_eq!(reply.status, StatusCode::SERVICE_UNAVAILABLE, "the one that is gone may come back");
+    assert!(reply.error()["message"].as_str().unwrap().contains("'regex'"), "{}", reply.error());
 }
 
 #[tokio::test]
@@ -82,7 +116,8 @@ async fn a_workers_complaint_names_the_clients_field() {
 
 #[tokio::test]
 async fn plugins_and_budgets_travel() {
-    let (worker, gateway) = stack(&[]).await;
+    let worker = FakeWorker::start(|_| say("Yes.")).await;
+    let gateway = Gateway::start(&worker).await;
     let fields = json!({"custom_logit_processor": "a", "logit_processors": ["b"], "custom_params": {"thinking_budget": 7},
         "logit_bias": {"5": -1.5}, "frequency_penalty": 0.5, "min_tokens": 1});
     gateway.ask(CHAT, &hello(&fields)).await;

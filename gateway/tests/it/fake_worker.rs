@@ -20,6 +20,19 @@ use tonic::{Request, Response, Status, Streaming};
 
 pub const PAGE_SIZE_TOKENS: u32 = 64;
 pub const CONTEXT_LENGTH_TOKENS: u32 = 4096;
+/// Everything that not every worker can.
+const ABILITIES: [&str; 10] = [
+    "prompt_logprobs",
+    "penalties",
+    "logit_bias",
+    "min_tokens",
+    "thinking_budget",
+    "logit_processors",
+    "json_schema",
+    "regex",
+    "ebnf",
+    "structural_tag",
+];
 
 /// A token, its log-probability, and its alternatives with theirs.
 pub type Score = (u32, f32, Vec<(u32, f32)>);
@@ -223,6 +236,7 @@ fn info(tokenizer: &[u8]) -> wire::GetInfoResponse {
         dtype: "float32".into(),
         device: "cpu".into(),
         eos_token_ids: vec![1],
+        features: ABILITIES.map(str::to_owned).to_vec(),
         ..Default::default()
     }
 }

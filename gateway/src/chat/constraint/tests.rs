@@ -11,7 +11,7 @@ use super::Constraint;
 use crate::chat::calls::Dialect;
 use crate::chat::style::Style;
 use crate::openai::chat::ChatRequest;
-use crate::openai::{Abilities, InvalidRequest, Limits, ModelFacts};
+use crate::openai::{InvalidRequest, Limits, ModelFacts};
 use crate::text::tokenizer::Tokenizer;
 
 fn data() -> PathBuf {
@@ -27,7 +27,7 @@ fn compile(request: &Value, dialect: Dialect, tokenizer: &Tokenizer) -> Result<O
     let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
     body.as_object_mut().unwrap().extend(request.as_object().unwrap().clone());
     let style = Style { dialect, ..Style::V32 };
-    let model = ModelFacts { vocab_size: 1000, context_len: 4096, style, abilities: Abilities::ALL };
+    let model = ModelFacts { vocab_size: 1000, context_len: 4096, style };
     let spec = ChatRequest::parse(body.to_string().as_bytes())?.validate(&Limits::load().unwrap(), &model)?;
     Ok(spec.rule.compile(dialect, tokenizer)?)
 }

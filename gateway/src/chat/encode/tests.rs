@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::{EncodeError, EncodeOptions, Encoded, Ending, Message, Role, encode};
 use crate::chat::style::Style;
 use crate::openai::chat::ChatRequest;
-use crate::openai::{Abilities, Limits, ModelFacts};
+use crate::openai::{Limits, ModelFacts};
 use crate::text::tokenizer::fixture::{SMALL_JSON, VOCAB_SIZE, small, small_id, text, whole};
 use crate::text::tokenizer::{Segment, Tokenizer};
 
@@ -44,8 +44,7 @@ fn encode_row(row: &Value, tokenizer: &Tokenizer) -> Option<Encoded> {
         request["messages"] = messages.clone();
         request["chat_template_kwargs"] = serde_json::json!({"thinking": row["thinking"]});
     }
-    let model =
-        ModelFacts { vocab_size: VOCAB_SIZE, context_len: 1 << 17, style: Style::V32, abilities: Abilities::default() };
+    let model = ModelFacts { vocab_size: VOCAB_SIZE, context_len: 1 << 17, style: Style::V32 };
     let request = ChatRequest::parse(request.to_string().as_bytes()).unwrap();
     let mut spec = request.validate(&Limits::load().unwrap(), &model).ok()?;
     if row["level"] == "encoder" {

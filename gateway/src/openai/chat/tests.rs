@@ -6,11 +6,10 @@ use super::{ChatRequest, ChatSpec};
 use crate::chat::encode::Ending;
 use crate::chat::style::Style;
 use crate::openai::error::InvalidRequest;
-use crate::openai::generation::{Abilities, ModelFacts, StreamSpec};
+use crate::openai::generation::{ModelFacts, StreamSpec};
 use crate::openai::limits::Limits;
 
-const MODEL: ModelFacts =
-    ModelFacts { vocab_size: 1000, context_len: 4096, style: Style::V32, abilities: Abilities::ALL };
+const MODEL: ModelFacts = ModelFacts { vocab_size: 1000, context_len: 4096, style: Style::V32 };
 
 fn submit(body: &str) -> Result<ChatSpec, InvalidRequest> {
     ChatRequest::parse(body.as_bytes())?.validate(&Limits::load().unwrap(), &MODEL)

@@ -5,11 +5,10 @@ use serde_json::{Value, json};
 use super::{CompletionRequest, CompletionSpec, PromptSource};
 use crate::chat::style::Style;
 use crate::openai::error::InvalidRequest;
-use crate::openai::generation::{Abilities, ModelFacts};
+use crate::openai::generation::ModelFacts;
 use crate::openai::limits::Limits;
 
-const MODEL: ModelFacts =
-    ModelFacts { vocab_size: 1000, context_len: 4096, style: Style::V32, abilities: Abilities::ALL };
+const MODEL: ModelFacts = ModelFacts { vocab_size: 1000, context_len: 4096, style: Style::V32 };
 
 fn with(body: Value) -> Result<CompletionSpec, InvalidRequest> {
     CompletionRequest::parse(body.to_string().as_bytes())?.validate(&Limits::load().unwrap(), &MODEL)

@@ -6,7 +6,7 @@ use super::{MODEL, refused, submit, with};
 use crate::chat::constraint::{CallRule, ContentRule};
 use crate::chat::style::{Style, Thinking};
 use crate::openai::chat::ChatRequest;
-use crate::openai::generation::{Abilities, ModelFacts};
+use crate::openai::generation::ModelFacts;
 use crate::openai::limits::Limits;
 
 fn content(fields: Value) -> ContentRule {
@@ -134,22 +134,6 @@ fn choices_of_tools_become_rules_on_calls() {
     let lax = json!([tools()[0]]);
     assert_eq!(calls(json!({"tools": lax, "parallel_tool_calls": false})), None, "nothing to be enforced");
     assert_eq!(calls(json!({"tools": tools(), "tool_choice": "none"})), None);
-}
-
-#[test]
-fn what_the_worker_cannot_enforce_is_refused_by_name() {
-    let regex_only = ModelFacts { abilities: Abilities::of(&["regex", "penalties"]), ..MODEL };
-    let with = |fields: Value| {
-        let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
-        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-        ChatRequest::parse(body.to_string().as_bytes())?.validate(&Limits::load().unwrap(), &regex_only)
-    };
-    assert!(with(json!({"regex": "a+"})).is_ok());
-    refused(with(json!({"response_format": {"type": "json_object"}})), 501, "response_format");
-    refused(with(json!({"ebnf": "root ::= \"a\""})), 501, "ebnf");
-    refused(with(json!({"guided_choice": ["a"]})), 501, "guided_choice");
-    refused(with(json!({"tools": tools()})), 501, "tools[1].function.strict");
-    refused(with(json!({"tools": tools(), "tool_choice": "required"})), 501, "tool_choice");
 }
 
 #[test]
