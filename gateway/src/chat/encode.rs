@@ -217,7 +217,7 @@ fn continued<'a>(messages: &'a [Message], options: &EncodeOptions) -> Result<Opt
         (Ending::ContinueFinal, Some(last)) if last.role == Role::Assistant => Ok(Some(last)),
         (Ending::ContinueFinal, _) => Err(EncodeError::Invalid {
             param: "messages".to_owned(),
-            message: "only a final assistant message can be continued".to_owned(),
+            message: "'messages' must end with an assistant message if that is to be continued".to_owned(),
         }),
         (Ending::OpenTurn | Ending::Closed, _) => Ok(None),
     }

@@ -14,7 +14,7 @@ use self::thinking::ThinkingFields;
 use self::tools::{ToolChoice, Tools, WireTool};
 use super::constraint::FieldRule;
 use super::error::InvalidRequest;
-use super::fields::{Asks, Integer, parse_body};
+use super::fields::{Asks, Integer, Object, parse_body};
 use super::generation::{GenerationFields, GenerationSpec, ModelFacts};
 use super::limits::{Limits, RequestLimits};
 use crate::chat::constraint::{AnswerRule, CallRule};
@@ -25,12 +25,12 @@ use crate::chat::style::Style;
 #[derive(Debug, Default)]
 pub struct ChatRequest {
     fields: GenerationFields,
-    messages: Option<Vec<WireMessage>>,
+    messages: Option<Vec<Object<WireMessage>>>,
     thinking: ThinkingFields,
     continue_final_message: Option<bool>,
     logprobs: Option<bool>,
     top_logprobs: Option<Integer>,
-    tools: Option<Vec<WireTool>>,
+    tools: Option<Vec<Object<WireTool>>>,
     tool_choice: Option<ToolChoice>,
     parallel_tool_calls: Option<bool>,
     functions: Asks,

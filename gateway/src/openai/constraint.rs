@@ -6,6 +6,7 @@ use serde::de::MapAccess;
 use serde_json::{Map, Value, json};
 
 use super::error::InvalidRequest;
+use super::fields::Object;
 use super::limits::RequestLimits;
 use super::strict_json;
 use crate::chat::constraint::{ContentRule, schema};
@@ -56,12 +57,11 @@ pub(super) struct ConstraintFields {
     guided_regex: Option<String>,
     guided_grammar: Option<String>,
     guided_choice: Option<Vec<String>>,
-    structured_outputs: Option<StructuredOutputs>,
+    structured_outputs: Option<Object<StructuredOutputs>>,
 }
 
 /// vLLM's object.
 #[derive(Debug, Deserialize)]
-#[serde(expecting = "an object")]
 struct StructuredOutputs {
     json: Option<Value>,
     regex: Option<String>,
@@ -107,7 +107,7 @@ impl ConstraintFields {
         add("guided_regex", check.regex("guided_regex", self.guided_regex)?);
         add("guided_grammar", check.grammar("guided_grammar", self.guided_grammar)?);
         add("guided_choice", check.choice("guided_choice", self.guided_choice)?);
-        if let Some(outputs) = self.structured_outputs {
+        if let Some(Object(outputs)) = self.structured_outputs {
             let field = "structured_outputs";
             let any_object = outputs.json_object.unwrap_or(false).then(any_object);
             add(field, check.json("structured_outputs.json", outputs.json)?);
@@ -311,7 +311,7 @@ impl Check<'_> {
             end: String,
         }
         let here = format!("{path}.structures");
-        let structures: Vec<Structure> = match serde_json::from_value(structures) {
+        let structures: Vec<Object<Structure>> = match serde_json::from_value(structures) {
             Ok(structures) => structures,
             Err(error) => return invalid(&here, &format!("must list objects with begin, schema and end: {error}")),
         };
@@ -320,7 +320,7 @@ impl Check<'_> {
             _ => return invalid(&format!("{path}.triggers"), "must be a list of strings"),
         };
         let mut tags = Vec::with_capacity(structures.len());
-        for (index, Structure { begin, schema, end }) in structures.into_iter().enumerate() {
+        for (index, Object(Structure { begin, schema, end })) in structures.into_iter().enumerate() {
             if !triggers.iter().any(|trigger| begin.starts_with(trigger.as_str())) {
                 return invalid(&format!("{here}[{index}].begin"), "begins with none of the triggers");
             }

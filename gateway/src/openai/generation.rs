@@ -5,7 +5,7 @@ use serde::de::MapAccess;
 
 use super::constraint::{ConstraintFields, FieldRule};
 use super::error::InvalidRequest;
-use super::fields::{Asks, Integer, Strings};
+use super::fields::{Asks, Integer, Object, Strings};
 use super::limits::{Limits, RequestLimits};
 use super::sampling::{SamplingFields, SamplingSpec};
 use crate::chat::style::Style;
@@ -116,7 +116,7 @@ pub(super) struct GenerationFields {
     include_stop_str_in_output: Option<bool>,
     skip_special_tokens: Option<bool>,
     stream: Option<bool>,
-    stream_options: Option<StreamOptions>,
+    stream_options: Option<Object<StreamOptions>>,
     return_token_ids: Option<bool>,
     priority: Option<Integer>,
     deadline_ms: Option<Integer>,
@@ -191,7 +191,10 @@ fn stop_strings(stop: Option<Strings>, limits: &RequestLimits) -> Result<StopStr
     Ok(StopStrings::new(&strings))
 }
 
-fn stream_spec(stream: Option<bool>, options: Option<StreamOptions>) -> Result<Option<StreamSpec>, InvalidRequest> {
+fn stream_spec(
+    stream: Option<bool>,
+    options: Option<Object<StreamOptions>>,
+) -> Result<Option<StreamSpec>, InvalidRequest> {
     match (stream.unwrap_or(false), options) {
         (false, None) => Ok(None),
         (false, Some(_)) => {
@@ -199,7 +202,7 @@ fn stream_spec(stream: Option<bool>, options: Option<StreamOptions>) -> Result<O
             Err(InvalidRequest::field("stream_options", message))
         }
         (true, options) => {
-            let options = options.unwrap_or_default();
+            let options = options.map(|Object(options)| options).unwrap_or_default();
             Ok(Some(StreamSpec {
                 include_usage: options.include_usage.unwrap_or(false),
                 continuous_usage: options.continuous_usage_stats.unwrap_or(false),

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::chat::ChatRequest;
 use super::error::InvalidRequest;
-use super::fields::Integer;
+use super::fields::{Integer, Object};
 use super::generation::ModelFacts;
 use super::node::{Fields, Node};
 use super::rewrite::refuse_foreign;
@@ -96,7 +96,7 @@ impl DetokenizeRequest {
             tokens: Option<Vec<Integer>>,
             skip_special_tokens: Option<bool>,
         }
-        let Wire { model, tokens, skip_special_tokens } = super::fields::parse_body(body)?;
+        let Object(Wire { model, tokens, skip_special_tokens }) = super::fields::parse_body(body)?;
         let tokens = tokens.ok_or_else(|| InvalidRequest::field("tokens", "'tokens' is required."))?;
         Ok(Self { model, tokens, skip_special_tokens: skip_special_tokens.unwrap_or(false) })
     }

@@ -8,7 +8,7 @@ use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
 use super::tools::WireCall;
 use crate::chat::encode::{Message, Role};
 use crate::openai::error::InvalidRequest;
-use crate::openai::fields::Asks;
+use crate::openai::fields::{Asks, Object};
 use crate::openai::limits::RequestLimits;
 
 /// Between two content parts: a blank line, as DeepSeek's own converter joins them.
@@ -23,7 +23,7 @@ pub(super) struct WireMessage {
     /// Another name of `reasoning_content`.
     reasoning: Option<String>,
     prefix: Option<bool>,
-    tool_calls: Option<Vec<WireCall>>,
+    tool_calls: Option<Vec<Object<WireCall>>>,
     tool_call_id: Option<String>,
     #[serde(default)]
     function_call: Asks,
@@ -82,12 +82,11 @@ struct Part {
 impl<'de> Deserialize<'de> for Part {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        #[serde(expecting = "a content part, which is an object with a type")]
         struct Fields {
             r#type: String,
             text: Option<String>,
         }
-        let fields = Fields::deserialize(deserializer)?;
+        let Object(fields) = Object::<Fields>::deserialize(deserializer)?;
         match (fields.r#type.as_str(), fields.text) {
             ("text", Some(text)) => Ok(Self { text }),
             ("text", None) => Err(D::Error::missing_field("text")),
@@ -101,7 +100,7 @@ impl<'de> Deserialize<'de> for Part {
 
 /// Checks the conversation. The second value is whether the last message asks to be continued by its `prefix` flag.
 pub(super) fn validate(
-    messages: Option<Vec<WireMessage>>,
+    messages: Option<Vec<Object<WireMessage>>>,
     limits: &RequestLimits,
 ) -> Result<(Vec<Message>, bool), InvalidRequest> {
     let messages = messages.ok_or_else(|| InvalidRequest::field("messages", "'messages' is required."))?;
@@ -112,7 +111,7 @@ pub(super) fn validate(
     let last = messages.len() - 1;
     let mut prefix = false;
     let mut checked = Vec::with_capacity(messages.len());
-    for (index, message) in messages.into_iter().enumerate() {
+    for (index, Object(message)) in messages.into_iter().enumerate() {
         let asks_prefix = message.prefix.unwrap_or(false);
         let message = validate_one(message, index, limits)?;
         if asks_prefix {
@@ -147,7 +146,8 @@ fn validate_one(message: WireMessage, index: usize, limits: &RequestLimits) -> R
         limits.content_parts.check_items(&param("content"), content.num_parts)?;
     }
     let calls = calls.into_iter().enumerate();
-    let tool_calls = calls.map(|(place, call)| call.validate(&format!("messages[{index}].tool_calls[{place}]")));
+    let tool_calls =
+        calls.map(|(place, Object(call))| call.validate(&format!("messages[{index}].tool_calls[{place}]")));
     let tool_calls = tool_calls.collect::<Result<Vec<_>, _>>()?;
     let content = match (message.content, role) {
         (Some(content), _) => content.text,

@@ -6,7 +6,7 @@ use serde::de::MapAccess;
 
 use crate::chat::style::{Style, Thinking as ModelThinking};
 use crate::openai::error::InvalidRequest;
-use crate::openai::fields::Integer;
+use crate::openai::fields::{Integer, Object};
 
 const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
@@ -32,9 +32,9 @@ struct Reasoning {
 
 #[derive(Debug, Default)]
 pub(super) struct ThinkingFields {
-    thinking: Option<Thinking>,
-    chat_template_kwargs: Option<TemplateArguments>,
-    reasoning: Option<Reasoning>,
+    thinking: Option<Object<Thinking>>,
+    chat_template_kwargs: Option<Object<TemplateArguments>>,
+    reasoning: Option<Object<Reasoning>>,
     reasoning_effort: Option<String>,
 }
 
@@ -60,10 +60,10 @@ impl ThinkingFields {
     /// # Errors
     /// A switch has no such position, or the model lacks the wanted one.
     pub(super) fn resolve(&self, style: Style) -> Result<ThinkingSpec, InvalidRequest> {
-        let thinking = self.thinking.as_ref();
+        let thinking = self.thinking.as_ref().map(|Object(thinking)| thinking);
         let switch = thinking.and_then(|thinking| thinking.r#type.as_deref()).map(switch).transpose()?;
-        let template = self.chat_template_kwargs.as_ref();
-        let reasoning = self.reasoning.as_ref();
+        let template = self.chat_template_kwargs.as_ref().map(|Object(arguments)| arguments);
+        let reasoning = self.reasoning.as_ref().map(|Object(reasoning)| reasoning);
         let nested_effort = reasoning.and_then(|reasoning| reasoning.effort.as_deref());
         let efforts = [("reasoning_effort", self.reasoning_effort.as_deref()), ("reasoning.effort", nested_effort)];
         let mut effort = None;

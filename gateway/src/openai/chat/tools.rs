@@ -11,6 +11,7 @@ use crate::chat::constraint::{CallRule, FunctionRule};
 use crate::chat::encode::ToolCall;
 use crate::openai::constraint::json_len;
 use crate::openai::error::InvalidRequest;
+use crate::openai::fields::Object;
 use crate::openai::limits::RequestLimits;
 
 /// Longest name of a function, as OpenAI has it.
@@ -18,7 +19,6 @@ const MAX_NAME_CHARS: usize = 64;
 
 /// One entry of `tools`.
 #[derive(Debug, Deserialize)]
-#[serde(expecting = "a tool, which is an object")]
 pub(super) struct WireTool {
     r#type: Option<String>,
     function: Option<Map<String, Value>>,
@@ -35,10 +35,10 @@ pub(super) struct Tools {
 }
 
 impl Tools {
-    pub(super) fn validate(tools: Vec<WireTool>, limits: &RequestLimits) -> Result<Self, InvalidRequest> {
+    pub(super) fn validate(tools: Vec<Object<WireTool>>, limits: &RequestLimits) -> Result<Self, InvalidRequest> {
         limits.tools.check_items("tools", tools.len())?;
         let mut checked = Self::default();
-        for (index, tool) in tools.into_iter().enumerate() {
+        for (index, Object(tool)) in tools.into_iter().enumerate() {
             checked.add(index, tool, limits)?;
         }
         Ok(checked)
@@ -163,14 +163,13 @@ impl ToolChoice {
 impl<'de> Deserialize<'de> for ToolChoice {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        #[serde(expecting = "an object that names a function")]
         struct Function {
             name: String,
         }
         #[derive(Deserialize)]
         struct Named {
             r#type: Option<String>,
-            function: Function,
+            function: Option<Object<Function>>,
         }
         struct ToolChoiceVisitor;
         impl<'de> Visitor<'de> for ToolChoiceVisitor {
@@ -188,9 +187,10 @@ impl<'de> Deserialize<'de> for ToolChoice {
             }
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ToolChoice, A::Error> {
                 let named = Named::deserialize(serde::de::value::MapAccessDeserializer::new(map))?;
-                match named.r#type.as_deref() {
-                    None | Some("function") => Ok(ToolChoice::Named(named.function.name)),
-                    Some(other) => Err(serde::de::Error::unknown_variant(other, &["function"])),
+                match (named.r#type.as_deref(), named.function) {
+                    (None | Some("function"), Some(Object(function))) => Ok(ToolChoice::Named(function.name)),
+                    (None | Some("function"), None) => Err(serde::de::Error::missing_field("function")),
+                    (Some(other), _) => Err(serde::de::Error::unknown_variant(other, &["function"])),
                 }
             }
         }
@@ -200,15 +200,13 @@ impl<'de> Deserialize<'de> for ToolChoice {
 
 /// One entry of an assistant message's `tool_calls`.
 #[derive(Debug, Deserialize)]
-#[serde(expecting = "a tool call, which is an object")]
 pub(super) struct WireCall {
     id: Option<String>,
     r#type: Option<String>,
-    function: Option<WireCalled>,
+    function: Option<Object<WireCalled>>,
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(expecting = "a called function, which is an object")]
 struct WireCalled {
     name: Option<String>,
     #[serde(default, deserialize_with = "present")]
@@ -230,7 +228,7 @@ impl WireCall {
         if let Some(other) = self.r#type.filter(|kind| kind != "function") {
             return invalid("type", &format!("must be \"function\", but it is {other:?}"));
         }
-        let Some(function) = self.function else {
+        let Some(Object(function)) = self.function else {
             return invalid("function", "is required");
         };
         let Some(name) = function.name.filter(|name| !name.is_empty()) else {
