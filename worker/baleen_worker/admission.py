@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from baleen_worker.cache.prefix import PrefixNode
     from baleen_worker.growth import GrowthEstimate
+    from baleen_worker.residency import Found
     from baleen_worker.roster import Roster
     from baleen_worker.sequence import Sequence
 
@@ -24,7 +24,7 @@ class Candidate:
     """Who may run next, and the cached pages it would start from. Valid until pages are granted to anybody."""
 
     sequence: Sequence
-    path: list[PrefixNode]
+    found: Found
 
 
 class Admission:
@@ -63,10 +63,10 @@ class Admission:
         if has_slot:
             room = self.room()
             if self._blocked != (sequence, room):
-                path = self._residency.find(sequence)
-                if self._fits(sequence, path, room):
+                found = self._residency.find(sequence)
+                if self._fits(sequence, found, room):
                     self._blocked = None
-                    return Candidate(sequence, path)
+                    return Candidate(sequence, found)
                 self._blocked = (sequence, room)
         self._make_way(sequence)
         return None
@@ -78,8 +78,8 @@ class Admission:
             self._expected = self._growth.total((columns.max_len - columns.num_tokens)[columns.runs])
         return self._residency.num_available - self._residency.pages_for(self._expected)
 
-    def _fits(self, sequence: Sequence, path: list[PrefixNode], room: int) -> bool:
-        needed = self._residency.num_new_pages(sequence, path)
+    def _fits(self, sequence: Sequence, found: Found, room: int) -> bool:
+        needed = self._residency.num_new_pages(sequence, found)
         if not self._roster.num_running:
             return needed <= self._residency.num_available
         grows = self._growth.tokens(sequence.max_len - sequence.num_tokens)

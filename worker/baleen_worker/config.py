@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from baleen_worker import launch_flags, logit_processors
+from baleen_worker.cache.host import WritePolicy
 from baleen_worker.cache.prefix import PAGE_SIZE_TOKENS
 from baleen_worker.flag_values import (
     chunked_prefill_size,
@@ -53,6 +54,18 @@ class FakeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class HostCacheConfig:
+    """Host memory as a second tier of the prefix cache.
+
+    `size_gb` gigabytes of it (10^9 bytes); None: `ratio` times the pages of the device.
+    """
+
+    write_policy: str = WritePolicy.WRITE_THROUGH.value
+    ratio: float = 2.0
+    size_gb: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """What the rank process needs: model, device, memory and schedule. Equal on every rank.
 
@@ -62,6 +75,7 @@ class WorkerConfig:
     `logit_processors`: name and "module:attribute" of each plugin that requests may name.
     `constraint_compile_ms`: how long a grammar may take; `constraint_cache_mib`: memory for compiled ones.
     `radix_cache_max_tokens` bounds what the prefix cache keeps beyond running requests; without it, the pages do.
+    `host_cache`: None for no second tier.
     """
 
     model_dir: Path
@@ -82,6 +96,7 @@ class WorkerConfig:
     disable_overlap_schedule: bool = False
     disable_radix_cache: bool = False
     radix_cache_max_tokens: int | None = None
+    host_cache: HostCacheConfig | None = None
     schedule_policy: str = "fcfs"
     schedule_conservativeness: float = 1.0
     priority_scheduling_preemption_threshold: int = 10
@@ -158,6 +173,7 @@ def parse(arguments: Sequence[str]) -> LaunchConfig:
         disable_overlap_schedule=values["disable_overlap_schedule"],
         disable_radix_cache=values["disable_radix_cache"],
         radix_cache_max_tokens=values["radix_cache_max_tokens"],
+        host_cache=_host_cache(values),
         schedule_policy=values["schedule_policy"],
         schedule_conservativeness=values["schedule_conservativeness"],
         priority_scheduling_preemption_threshold=values["priority_scheduling_preemption_threshold"],
@@ -250,6 +266,23 @@ def _parser() -> argparse.ArgumentParser:
         help="tokens that the prefix cache keeps beyond running requests (default: all that fit)",
     )
     add(
+        "--enable-hierarchical-cache",
+        action="store_true",
+        help="keep pages in host memory too, and copy them back instead of computing them again",
+    )
+    add(
+        "--hicache-ratio",
+        type=number(0.01, 1000.0),
+        metavar="RATIO",
+        help="pages in host memory for each page of the device (default 2)",
+    )
+    add("--hicache-size", type=number(0.0, 1e6), metavar="GB", help="host memory for pages, instead of a ratio")
+    add(
+        "--hicache-write-policy",
+        choices=[policy.value for policy in WritePolicy],
+        help="copy a page to the host as soon as it is full (default), or when the device evicts it",
+    )
+    add(
         "--schedule-policy",
         choices=SCHEDULE_POLICIES,
         default="fcfs",
@@ -321,6 +354,28 @@ def _model_dir(values: dict[str, Any]) -> Path:
     if not chosen.is_dir():
         raise ConfigError(f"{chosen} is not a folder: MODEL_DIR is a folder with config.json and safetensors files")
     return chosen
+
+
+def _host_cache(values: dict[str, Any]) -> HostCacheConfig | None:
+    names = ("hicache_ratio", "hicache_size", "hicache_write_policy")
+    given = [f"--{name.replace('_', '-')}" for name in names if values[name] is not None]
+    if not values["enable_hierarchical_cache"]:
+        if given:
+            raise ConfigError(f"{given[0]} has no effect alone: add --enable-hierarchical-cache, or leave it out")
+        return None
+    if values["disable_radix_cache"]:
+        raise ConfigError(
+            "--enable-hierarchical-cache extends the cache that --disable-radix-cache turns off: keep one"
+        )
+    if values["hicache_size"] and values["hicache_ratio"]:
+        raise ConfigError("--hicache-size and --hicache-ratio both say how large the tier is: keep one")
+    if values["hicache_size"] and values["runner"] == "fake":
+        raise ConfigError("--hicache-size has no meaning for the fake runner's pages: use --hicache-ratio")
+    return HostCacheConfig(
+        write_policy=values["hicache_write_policy"] or WritePolicy.WRITE_THROUGH.value,
+        ratio=values["hicache_ratio"] or 2.0,
+        size_gb=values["hicache_size"] or None,  # 0 is SGLang's word for none
+    )
 
 
 def _logit_processors(values: dict[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -25,7 +25,7 @@ from baleen_worker.cache.pages import SINK_PAGE
 from baleen_worker.messages import Abort, AbortStream, Command, Event, Flush, Flushed, StepDone, Submit, to_columns
 from baleen_worker.news import News
 from baleen_worker.request import SamplingParams
-from baleen_worker.step import Admission, PlannedRow, StepOutput, StepPlan
+from baleen_worker.step import Admission, CopyError, PlannedRow, StepOutput, StepPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -204,6 +204,8 @@ class Engine:
         handle = None
         try:
             handle = self._runner.launch(plan)
+        except CopyError as error:
+            raise RunnerBrokenError(f"pages could not be copied between device and host: {error}") from error
         except Exception:
             logger.warning("the launch of step %d raised; its rows run again one by one", plan.step, exc_info=True)
         self._flights.append(_Flight(plan, handle))

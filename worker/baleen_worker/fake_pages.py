@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from baleen_worker.request import SamplingParams
-    from baleen_worker.step import PlannedRow
+    from baleen_worker.step import PageCopies, PlannedRow
 
 PAGE_SIZE = 64
 START_STATE = 0x9E3779B97F4A7C15
@@ -78,11 +78,20 @@ class _Page:
         self.states: list[int] = []
         self.token_ids: list[int] = []
 
-    def reset(self, lost: str, place: int) -> None:
-        """Takes the page from its owners and empties it."""
+    def lose(self, lost: str) -> None:
+        """Takes the page from its owners."""
         for owner in self.owners:
             owner.lost = lost
         self.owners.clear()
+
+    def become(self, other: _Page) -> None:
+        """Takes over what another page contains."""
+        self.place, self.entry = other.place, other.entry
+        self.states, self.token_ids = other.states.copy(), other.token_ids.copy()
+
+    def reset(self, lost: str, place: int) -> None:
+        """Takes the page from its owners and empties it."""
+        self.lose(lost)
         self.place = place
         self.states = []
         self.token_ids = []
@@ -94,10 +103,12 @@ class _Page:
 
 
 class FakePages:
-    """All pages by number; page 0 is the sink."""
+    """All pages by number; page 0 is the sink. `num_host_pages` more are in host memory, with nothing in them."""
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, num_host_pages: int = 0) -> None:
         self._pages: list[_Page] = [_Page() for _ in range(num_pages)]
+        self._host = [_Page() for _ in range(num_host_pages)]
+        self._freed: set[int] = set()
         self._owners: dict[int, Owner] = {}
 
     def admit(self, slot: int, sampling: SamplingParams) -> None:
@@ -109,9 +120,26 @@ class FakePages:
         return self._owners.get(slot)
 
     def poison(self, pages: Sequence[int]) -> None:
-        """The pages are free: nobody may read them any more."""
+        """The pages are free: no row may read them any more. A copy to the host still may, until the next `copy`."""
         for number in pages:
+            self._pages[number].lose(f"its page {number} was freed")
+        self._freed.update(pages)
+
+    def copy(self, copies: PageCopies | None) -> None:
+        """Moves pages as a plan asks, and empties what was freed before. ViolationError for a page that is not full."""
+        for number, host_number in () if copies is None else copies.out:
+            page = self._pages[number]
+            if len(page.states) < PAGE_SIZE:
+                raise ViolationError(f"page {number} goes to the host with {len(page.states)} tokens in it")
+            self._host[host_number].become(page)
+        for number in self._freed:
             self._pages[number].reset(f"its page {number} was freed", place=-1)
+        self._freed.clear()
+        for host_number, number in () if copies is None else copies.back:
+            if len(self._host[host_number].states) < PAGE_SIZE:
+                raise ViolationError(f"host page {host_number} comes back, but nothing was ever copied there")
+            self._pages[number].reset(f"its page {number} was overwritten from the host", place=-1)
+            self._pages[number].become(self._host[host_number])
 
     def bind(self, owner: Owner, row: PlannedRow) -> str | None:
         """Extends the owner's page table; returns what is wrong with the grant."""

@@ -27,7 +27,7 @@ import numpy as np
 
 from baleen_worker.fake_pages import PAGE_SIZE, START_STATE, FakePages, Owner, ViolationError
 from baleen_worker.grammar.guide import first_allowed
-from baleen_worker.step import BuiltRunner, PlannedRow, StepOutput, StepPlan, TokenLogprobs
+from baleen_worker.step import BuiltRunner, CopyError, PlannedRow, StepOutput, StepPlan, TokenLogprobs
 from baleen_worker.step_columns import OneTokenEach, PlannedRows
 
 if TYPE_CHECKING:
@@ -71,12 +71,18 @@ def build_fake_runner(
     step_ms: float,
     poison_token_id: int | None,
     script: FakeScript | None,
+    host_ratio: float = 0.0,
 ) -> BuiltRunner:
-    """The fake runner as the rank process uses it; pages for a million tokens when no number is given."""
+    """The fake runner as the rank process uses it; pages for a million tokens when no number is given.
+
+    `host_ratio`: pages in host memory for each other page.
+    """
     num_pages = (max_total_tokens or _DEFAULT_CAPACITY_TOKENS) // PAGE_SIZE + 1
+    num_host_pages = round(host_ratio * (num_pages - 1))
     runner = FakeRunner(
         num_pages,
         vocab_size,
+        num_host_pages=num_host_pages,
         avoid_ids=avoid_ids,
         step_ms=step_ms,
         poison_token_id=poison_token_id,
@@ -91,6 +97,7 @@ def build_fake_runner(
         weights_bytes=0,
         kv_bytes=0,
         computes_beside=True,
+        num_host_pages=num_host_pages,
     )
 
 
@@ -114,6 +121,7 @@ class FakeRunner:
         poison_token_id: int | None = None,
         poison_in_collect: bool = False,
         script: FakeScript | None = None,
+        num_host_pages: int = 0,
     ) -> None:
         self._vocab_size = vocab_size
         self._avoid_ids = frozenset(avoid_ids)
@@ -122,14 +130,18 @@ class FakeRunner:
         self._poison_token_id = poison_token_id
         self._poison_in_collect = poison_in_collect
         self._script = script
-        self._pages = FakePages(num_pages)
+        self._pages = FakePages(num_pages, num_host_pages)
 
     def poison(self, pages: Sequence[int]) -> None:
         """The pages are free: nobody may read them any more. For `PagePool`'s `on_free`."""
         self._pages.poison(pages)
 
     def launch(self, plan: StepPlan) -> _FakeStep:
-        """Binds slots and pages now, as a device's tables would be; tokens are computed by `collect`."""
+        """Copies pages and binds slots now, as a device's tables would be; tokens are computed by `collect`."""
+        try:
+            self._pages.copy(plan.copies)
+        except ViolationError as violation:
+            raise CopyError(str(violation)) from None
         for admission in plan.admissions:
             if not admission.resumes:
                 self._pages.admit(admission.slot, admission.sampling)

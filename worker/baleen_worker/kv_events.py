@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from baleen_worker.config import KvEventsConfig
 
-_MEDIUM = "GPU"  # the name for the tier that requests compute from, whatever the device is
+_MEDIA = ("GPU", "CPU_PINNED")  # the tier that requests compute from, whatever the device is, and host memory
 _END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 _RANK = 0
 
@@ -85,18 +85,19 @@ class KvEventPublisher:
 def to_array(event: CacheEvent, page_size: int) -> list[Any]:
     """An event as the format spells it; absent fields of LoRA are null."""
     match event:
-        case PagesStored(page_hashes, parent_hash, token_ids):
-            return ["BlockStored", page_hashes, parent_hash, list(token_ids), page_size, None, _MEDIUM]
-        case PagesRemoved(page_hashes):
-            return ["BlockRemoved", page_hashes, _MEDIUM]
+        case PagesStored(page_hashes, parent_hash, token_ids, on_host):
+            return ["BlockStored", page_hashes, parent_hash, list(token_ids), page_size, None, _MEDIA[on_host]]
+        case PagesRemoved(page_hashes, on_host):
+            return ["BlockRemoved", page_hashes, _MEDIA[on_host]]
         case PagesCleared():
             return ["AllBlocksCleared"]
 
 
 def to_contract(events: Sequence[CacheEvent], first_id: int, page_size: int) -> list[pb.KvEvent]:
-    """Events as the contract spells them, numbered from `first_id`."""
+    """Events as the contract spells them, numbered from `first_id`. It tells of pages on the device only."""
     messages: list[pb.KvEvent] = []
-    for event_id, event in enumerate(events, first_id):
+    on_device = [event for event in events if isinstance(event, PagesCleared) or not event.on_host]
+    for event_id, event in enumerate(on_device, first_id):
         message = pb.KvEvent(event_id=event_id, dp_rank=_RANK)
         match event:
             case PagesStored(page_hashes, parent_hash, token_ids):

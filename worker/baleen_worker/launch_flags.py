@@ -48,7 +48,8 @@ _NO_GRAPHS = "no effect: steps run without CUDA graphs"
 _SPECULATIVE = "speculative decoding is not built: leave it out"
 _DISAGGREGATION = "prefill/decode disaggregation is not built: leave it out"
 _CONTEXT_PARALLEL = "context parallelism is not built: leave it out"
-_HIERARCHICAL = "pages live on the device only, a host tier is not built: leave it out"
+_HOST_TIER = "the host tier copies whole pages and ends there: leave it out"
+_HISPARSE = "latents live on the device, whole, while a request runs: leave it out"
 _TORCH_KERNELS = "only the PyTorch kernels are built: use torch"
 _LORA = "LoRA is not built: merge the adapter into the checkpoint"
 
@@ -139,18 +140,9 @@ LAUNCH_FLAGS: tuple[LaunchFlag, ...] = (
         "--disaggregation-decode-polling-interval",
         "--num-reserved-decode-tokens",
     ),
-    _no_switch("--enable-hierarchical-cache", _HIERARCHICAL),
-    _no_switch("--enable-hisparse", _HIERARCHICAL),
-    *_refuse(
-        _HIERARCHICAL,
-        "--hicache-ratio",
-        "--hicache-size",
-        "--hicache-write-policy",
-        "--hicache-io-backend",
-        "--hicache-mem-layout",
-        "--hicache-storage-backend",
-        "--hisparse-config",
-    ),
+    *_refuse(_HOST_TIER, "--hicache-io-backend", "--hicache-mem-layout", "--hicache-storage-backend"),
+    _no_switch("--enable-hisparse", _HISPARSE),
+    *_refuse(_HISPARSE, "--hisparse-config"),
     _no_switch("--enable-lora", _LORA),
     *_refuse(_LORA, "--lora-paths", "--lora-backend"),
     *_refuse("a checkpoint's own quantization is read from its config.json: leave it out", "--quantization"),

@@ -24,6 +24,8 @@ _GAUGES = {
     "used_pages": "KV pages held by requests.",
     "cached_pages": "KV pages that only the prefix cache holds.",
     "total_pages": "KV pages that requests can hold.",
+    "host_pages": "KV pages kept in host memory.",
+    "host_capacity_pages": "KV pages that host memory may keep.",
     "waiting_prompt_tokens": "Prompt tokens not yet computed.",
 }
 _COUNTERS = {
@@ -31,6 +33,8 @@ _COUNTERS = {
     "generated_tokens": "Tokens generated.",
     "prompt_tokens": "Prompt tokens computed.",
     "cached_tokens": "Prompt tokens found in the prefix cache.",
+    "host_stored_pages": "KV pages copied to host memory.",
+    "host_fetched_pages": "KV pages copied back from host memory.",
     "preemptions": "Requests that made way for others and were computed again.",
 }
 

@@ -42,7 +42,7 @@ def failed(request_id: RequestId, code: ErrorCode, message: str, field: str = ""
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):
-    """How busy one rank is; the fields are those of `baleen.worker.v1.LoadReport`."""
+    """How busy one rank is; the fields are those of `baleen.worker.v1.LoadReport`, and four of the host tier."""
 
     running_requests: int = 0
     waiting_requests: int = 0
@@ -55,3 +55,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     cached_pages: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
+    host_pages: int = 0
+    host_capacity_pages: int = 0
+    host_stored_pages: int = 0
+    host_fetched_pages: int = 0

@@ -124,9 +124,9 @@ class Planner:
     def _begin(self, draft: Draft, candidate: Candidate) -> bool:
         """Lets a request in, unless the budget does not hold a chunk of it."""
         sequence = candidate.sequence
-        if self._chunk_len(sequence, len(candidate.path) * self._page_size, draft.budget) == 0:
+        if self._chunk_len(sequence, len(candidate.found) * self._page_size, draft.budget) == 0:
             return False
-        self.num_cached_tokens += self._roster.enter(sequence, candidate.path)
+        self.num_cached_tokens += self._roster.enter(sequence, candidate.found)
         self._admission.entered(sequence)
         draft.admit(sequence)
         self._plan_chunk(draft, sequence)

@@ -17,6 +17,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from baleen_worker.assignment import Assignment
+from baleen_worker.cache.host import HostTier, WritePolicy
 from baleen_worker.cache.pages import PagePool
 from baleen_worker.cache.prefix import PrefixCache
 from baleen_worker.config import WorkerConfig
@@ -126,7 +127,10 @@ def _scheduler(config: WorkerConfig, built: BuiltRunner) -> Scheduler:
         return Scheduler(limits, pages)
     max_tokens = config.radix_cache_max_tokens
     max_idle_pages = None if max_tokens is None else max_tokens // config.page_size
-    return Scheduler(limits, pages, PrefixCache(pages, max_idle_pages=max_idle_pages))
+    host = None
+    if config.host_cache is not None:
+        host = HostTier(built.num_host_pages, WritePolicy(config.host_cache.write_policy))
+    return Scheduler(limits, pages, PrefixCache(pages, max_idle_pages=max_idle_pages, host=host))
 
 
 def _build(assignment: Assignment, end: End) -> BuiltRunner:
@@ -140,6 +144,7 @@ def _build(assignment: Assignment, end: End) -> BuiltRunner:
             step_ms=config.fake.step_ms,
             poison_token_id=config.fake.poison_token_id,
             script=None if script is None else FakeScript.load(script, assignment.vocab_size),
+            host_ratio=0.0 if config.host_cache is None else config.host_cache.ratio,
         )
     from baleen_worker.runner import build_runner  # imports torch, which the fake runner does without
 

@@ -8,6 +8,7 @@ others find them; what it computed outlives it there until the room is needed.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from baleen_worker.cache.prefix import page_keys
@@ -21,6 +22,17 @@ if TYPE_CHECKING:
     from baleen_worker.cache.prefix import PrefixCache, PrefixNode
 
 _KEY_BYTES_PER_TOKEN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Cached pages that a sequence could start from: a path in the tree, then pages that the host tier has."""
+
+    path: list[PrefixNode]
+    on_host: list[bytes]
+
+    def __len__(self) -> int:
+        return len(self.path) + len(self.on_host)
 
 
 class Residency:
@@ -56,7 +68,7 @@ class Residency:
 
     # --- entering and growing -------------------------------------------------------------------------------------
 
-    def find(self, sequence: Sequence) -> list[PrefixNode]:
+    def find(self, sequence: Sequence) -> Found:
         """Cached pages the sequence could start from. Its last token is always computed: its logits are needed.
 
         Log-probabilities of the prompt need the logits of all its tokens, so those that are still to be told are
@@ -64,24 +76,26 @@ class Residency:
         """
         cache, request = self._cache, sequence.request
         if cache is None:
-            return []
+            return Found([], [])
         num_tokens = sequence.num_tokens - 1
         if request.sampling.prompt_logprobs is not None and sequence.num_scored < sequence.num_prompt - 1:
             num_tokens = min(num_tokens, sequence.num_scored)
         max_pages = num_tokens // self._page_size
         if max_pages == 0:
-            return []
+            return Found([], [])
         if len(sequence.keys) != sequence.num_tokens * _KEY_BYTES_PER_TOKEN:
             sequence.keys = page_keys(sequence.token_ids)
-        return cache.find(sequence.salt, sequence.keys, max_pages)
+        path = cache.find(sequence.salt, sequence.keys, max_pages)
+        return Found(path, cache.find_on_host(sequence.salt, sequence.keys, path, max_pages))
 
-    def num_new_pages(self, sequence: Sequence, path: list[PrefixNode]) -> int:
-        """Pages that can be had now and that entering with a cached prefix would take."""
-        idle = 0 if self._cache is None else self._cache.num_idle_in(path)
-        return self.pages_for(sequence.num_tokens) - len(path) + idle
+    def num_new_pages(self, sequence: Sequence, found: Found) -> int:
+        """Pages that can be had now and that entering with a cached prefix would take; the host's need some as well."""
+        idle = 0 if self._cache is None else self._cache.num_idle_in(found.path)
+        return self.pages_for(sequence.num_tokens) - len(found.path) + idle
 
-    def enter(self, sequence: Sequence, path: list[PrefixNode]) -> None:
+    def enter(self, sequence: Sequence, found: Found) -> None:
         """Grants a slot and pages for all tokens; there must be room. The cached ones need not be computed."""
+        path = found.path
         slot = self._free_slots.pop()
         sequence.sit(slot, self.columns)
         cache = self._cache
@@ -89,10 +103,23 @@ class Residency:
             sequence.node = path[-1] if path else cache.root(sequence.salt)
             cache.hold(sequence.node)
             sequence.num_attached = len(path)
-            self.columns.num_planned[slot] = len(path) * self._page_size
+            self.columns.num_planned[slot] = len(found) * self._page_size
+            if cache.host is not None:
+                cache.host.pin(found.on_host)  # the pages granted next may be evicted to where these are
         sequence.pages = [node.page for node in path]
         sequence.pages += self._take(self.pages_for(sequence.num_tokens) - len(path))
         self.columns.num_pages[slot] = len(sequence.pages)
+        if found.on_host:
+            self._fetch(sequence, found)
+
+    def _fetch(self, sequence: Sequence, found: Found) -> None:
+        """Copies the host's pages into the sequence's own, which are the cache's from then on."""
+        assert self._cache is not None, "pages were found without a cache"
+        host = self._cache.host
+        assert host is not None, "pages were found in a tier that is not there"
+        for place, digest in enumerate(found.on_host, len(found.path)):
+            host.fetch(digest, sequence.pages[place])
+        self.attach(sequence, len(found) * self._page_size)
 
     def grow(self, sequence: Sequence) -> bool:
         """Grants one more page, if one can be had."""

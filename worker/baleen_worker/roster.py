@@ -14,10 +14,9 @@ from baleen_worker.waiting import Policy, SampleGroups, WaitingRoom
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from baleen_worker.cache.prefix import PrefixNode
     from baleen_worker.grammar.guide import Guide
     from baleen_worker.request import Request, RequestId
-    from baleen_worker.residency import Residency
+    from baleen_worker.residency import Found, Residency
 
 
 class Roster:
@@ -84,14 +83,14 @@ class Roster:
         self._enqueue(sequence)
         return sequence
 
-    def enter(self, sequence: Sequence, path: list[PrefixNode]) -> int:
-        """Its turn has come: it runs, from behind the cached pages of `path`. Returns the tokens newly found there."""
+    def enter(self, sequence: Sequence, found: Found) -> int:
+        """Its turn has come: it runs, from behind the cached pages. Returns the prompt tokens newly found there."""
         self.waiting.admit(sequence)
-        start = len(path) * self._page_size
+        start = len(found) * self._page_size
         num_found = start if sequence.num_cached is None else 0
         if sequence.num_cached is None:
             sequence.num_cached = start
-        self.residency.enter(sequence, path)
+        self.residency.enter(sequence, found)
         self.waiting.charge(sequence.salt, sequence.num_tokens - start)
         self.prefilling[sequence.id] = sequence
         self.num_host_dependent += sequence.host_dependent

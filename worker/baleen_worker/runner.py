@@ -18,6 +18,7 @@ import torch
 
 from baleen_worker import logit_processors
 from baleen_worker.batch import Batch, LastTokens, PageTables, make_batch
+from baleen_worker.cache.host_pool import CopyingRunner, HostPool, host_pages
 from baleen_worker.cache.storage import (
     KvLayout,
     PagedPools,
@@ -86,8 +87,13 @@ def build_runner(config: WorkerConfig, *, on_progress: Callable[[int, int], None
         logit_processors=logit_processors.load(dict(config.logit_processors)),
     )
     _warm_up(runner)
+    num_host_pages, tiered = 0, runner
+    if config.host_cache is not None:
+        ratio, size_gb = config.host_cache.ratio, config.host_cache.size_gb
+        num_host_pages = host_pages(layout, num_pages - 1, ratio=ratio, size_gb=size_gb)
+        tiered = CopyingRunner(runner, HostPool(pools, num_host_pages))
     return BuiltRunner(
-        runner=runner,
+        runner=tiered,
         num_pages=num_pages,
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
@@ -95,6 +101,7 @@ def build_runner(config: WorkerConfig, *, on_progress: Callable[[int, int], None
         weights_bytes=report.weights_bytes,
         kv_bytes=pools.num_bytes,
         computes_beside=device.type == "cuda",
+        num_host_pages=num_host_pages,
     )
 
 

@@ -69,6 +69,7 @@ class Scheduler:
         self._limits = limits
         self._pages = pages
         self._cache = cache
+        self._host = None if cache is None else cache.host
         self._residency = Residency(limits.max_running_requests, limits.page_size, pages, cache)
         self._growth = GrowthEstimate(limits.conservativeness)
         self._roster = Roster(self._residency, limits.policy, limits.page_size, shares_prompts=cache is not None)
@@ -153,7 +154,8 @@ class Scheduler:
             return None
         self._num_steps += 1
         self._flights.append(draft)
-        return StepPlan(self._num_steps, draft.admissions, draft.rows)
+        copies = None if self._host is None else self._host.take()
+        return StepPlan(self._num_steps, draft.admissions, draft.rows, copies)
 
     def commit(self, plan: StepPlan, output: StepOutput) -> News:
         """Takes the output of the oldest step in flight and returns what its requests are to be told."""
@@ -209,6 +211,10 @@ class Scheduler:
             cached_pages=num_cached,
             cached_tokens=self._planner.num_cached_tokens,
             preemptions=self._planner.num_preemptions,
+            host_pages=0 if self._host is None else len(self._host),
+            host_capacity_pages=0 if self._host is None else self._host.capacity,
+            host_stored_pages=0 if self._host is None else self._host.num_stored_pages,
+            host_fetched_pages=0 if self._host is None else self._host.num_fetched_pages,
         )
 
     @property

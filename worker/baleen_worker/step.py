@@ -67,8 +67,22 @@ class PlannedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return len(self.token_ids) or 1
 
 
+class PageCopies(msgspec.Struct, frozen=True, array_like=True):
+    """Whole pages, all layers and both stores, between device and host; `out` is done before `back`.
+
+    `out`: (page, host page) pairs, no host page twice; `back`: (host page, page) pairs, no page twice.
+    """
+
+    out: Sequence[tuple[int, int]]
+    back: Sequence[tuple[int, int]]
+
+
+class CopyError(RuntimeError):
+    """Pages could not be copied: what the runner's pages contain is unknown, so it cannot go on."""
+
+
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
-    """One step: admissions take effect before rows. Rows are decodes first, then prefill chunks.
+    """One step: copies come first, then admissions, then rows. Rows are decodes first, then prefill chunks.
 
     The scheduler gives `rows` as `step_columns.PlannedRows`, which a runner may read by columns.
     """
@@ -76,6 +90,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     step: int
     admissions: Sequence[Admission]
     rows: Sequence[PlannedRow]
+    copies: PageCopies | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -129,6 +144,8 @@ class Runner(Protocol):
     def launch(self, plan: StepPlan) -> StepHandle:
         """Starts the step, perhaps before an earlier one is collected; steps are collected in launch order.
 
+        Copies are made before anything else can raise, and only once; CopyError when they cannot be.
+
         Pages of a slot that lie before the start of its first row hold what an earlier request has computed for the
         same tokens.
         """
@@ -141,6 +158,7 @@ class BuiltRunner:
 
     `num_pages` counts the sink page. `layout_id` names the byte layout of a page: workers exchange pages only when it
     is equal. `computes_beside`: a launch returns before the step is done, so that planning the next one costs no time.
+    `num_host_pages`: pages that `PageCopies` may name.
     """
 
     runner: Runner
@@ -151,3 +169,4 @@ class BuiltRunner:
     weights_bytes: int
     kv_bytes: int
     computes_beside: bool = False
+    num_host_pages: int = 0

@@ -20,22 +20,24 @@ _HASH_BYTES = 8
 class PagesStored(msgspec.Struct, array_like=True, tag="stored"):
     """Consecutive pages of one prefix. `parent_hash` None: the first of them begins a prompt.
 
-    `token_ids` are those of all pages, end to end.
+    `token_ids` are those of all pages, end to end. `on_host`: they are kept in host memory, not on the device.
     """
 
     page_hashes: list[int]
     parent_hash: int | None
     token_ids: Column
+    on_host: bool = False
 
 
 class PagesRemoved(msgspec.Struct, array_like=True, tag="removed"):
     """Pages that are no longer found, each after the pages that follow it."""
 
     page_hashes: list[int]
+    on_host: bool = False
 
 
 class PagesCleared(msgspec.Struct, array_like=True, tag="cleared"):
-    """The cache is empty."""
+    """The cache is empty, on the device and on the host."""
 
 
 CacheEvent = PagesStored | PagesRemoved | PagesCleared
@@ -44,7 +46,8 @@ CacheEvent = PagesStored | PagesRemoved | PagesCleared
 class EventLog:
     """Gathers the events of one step; what belongs together becomes one event."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_host: bool = False) -> None:
+        self._on_host = on_host
         self._events: list[CacheEvent] = []
 
     def stored(self, page_hash: int, parent_hash: int | None, key: bytes) -> None:
@@ -57,7 +60,7 @@ class EventLog:
             last.page_hashes.append(page_hash)
             last.token_ids += token_ids
         else:
-            self._events.append(PagesStored([page_hash], parent_hash, token_ids))
+            self._events.append(PagesStored([page_hash], parent_hash, token_ids, self._on_host))
 
     def removed(self, page_hash: int) -> None:
         """One page fewer."""
@@ -65,7 +68,7 @@ class EventLog:
         if isinstance(last, PagesRemoved):
             last.page_hashes.append(page_hash)
         else:
-            self._events.append(PagesRemoved([page_hash]))
+            self._events.append(PagesRemoved([page_hash], self._on_host))
 
     def cleared(self) -> None:
         """No page is left, whatever was said before."""

@@ -19,6 +19,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from baleen_worker.cache.events import CacheEvent, EventLog, page_hash, root_hash
+from baleen_worker.cache.host import HostTier, WritePolicy, page_digest, root_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -44,13 +45,14 @@ class PrefixNode:
     the node's memory.
     """
 
-    __slots__ = ("hash", "holders", "key", "only_child", "page", "parent", "table")
+    __slots__ = ("digest", "hash", "holders", "key", "only_child", "page", "parent", "table")
 
     def __init__(self, parent: PrefixNode | None, key: bytes, page: int, hashed: int) -> None:
         self.parent = parent
         self.key = key
         self.page = page
         self.hash = hashed
+        self.digest = b""  # its name in the host tier, where there is one
         self.holders = 0
         self.only_child: PrefixNode | None = None
         self.table: dict[bytes, PrefixNode] | None = None
@@ -92,9 +94,13 @@ class PrefixNode:
 class PrefixCache:
     """The tree over one pool. Every page in it is granted by the pool and goes back there when it is evicted."""
 
-    def __init__(self, pages: PagePool, *, max_idle_pages: int | None = None) -> None:
-        """`max_idle_pages` bounds what is kept for nobody in particular; None: the pool itself does."""
+    def __init__(self, pages: PagePool, *, max_idle_pages: int | None = None, host: HostTier | None = None) -> None:
+        """`max_idle_pages` bounds what is kept for nobody in particular; None: the pool itself does.
+
+        `host` keeps pages that this pool may not have any more.
+        """
         self._pages = pages
+        self.host = host
         self._max_idle_pages = max_idle_pages
         self._roots: dict[str, PrefixNode] = {}
         self._idle: OrderedDict[PrefixNode, None] = OrderedDict()
@@ -133,7 +139,18 @@ class PrefixCache:
         node = self._roots.get(salt)
         if node is None:
             node = self._roots[salt] = PrefixNode(None, salt.encode(), -1, root_hash(salt))
+            if self.host is not None:
+                node.digest = root_digest(salt)
         return node
+
+    def find_on_host(self, salt: str, keys: bytes, path: Sequence[PrefixNode], max_pages: int) -> list[bytes]:
+        """Digests of the pages that follow a path which `find` has found, as far as the host has them."""
+        if self.host is None or not len(self.host):
+            return []
+        digest = path[-1].digest if path else root_digest(salt)
+        end = min(len(keys), max_pages * _KEY_BYTES) - _KEY_BYTES + 1
+        starts = range(len(path) * _KEY_BYTES, end, _KEY_BYTES)
+        return self.host.find(digest, (keys[start : start + _KEY_BYTES] for start in starts))
 
     def num_idle_in(self, path: Sequence[PrefixNode]) -> int:
         """How many of a path's pages are idle: what a hold of its last node takes from those that can be evicted."""
@@ -178,7 +195,11 @@ class PrefixCache:
             node.add(child)
             child.holders = 1  # the hold of its parent goes on as that of a held child
             self._num_pages += 1
-            self._log.stored(hashed, None if node.parent is None else node.hash, key)
+            self._log.stored(hashed, _name_of(node), key)
+            if self.host is not None:
+                child.digest = page_digest(node.digest, key)
+                if self.host.policy is WritePolicy.WRITE_THROUGH:
+                    self._copy_out(child, self.host)
         else:
             self.hold(child)
             node.holders -= 1
@@ -199,11 +220,13 @@ class PrefixCache:
         assert count == len(self._idle), "the cache is cleared while pages are held"
         self.evict(count)
         self._log.cleared()
+        if self.host is not None:
+            self.host.clear()
         return count
 
     def take_events(self) -> list[CacheEvent]:
-        """What changed since the last call."""
-        return self._log.take()
+        """What changed since the last call, on the device and then on the host."""
+        return self._log.take() + ([] if self.host is None else self.host.take_events())
 
     def nodes(self) -> Iterator[PrefixNode]:
         """Every node but the roots, parents before children. For tests and checks."""
@@ -232,12 +255,16 @@ class PrefixCache:
             assert above is None or above > place, "a page would be evicted before the one that follows it"
         pages = [node.page for node in nodes if node.parent is not None]
         assert len(pages) == self._num_pages, "pages of the tree are miscounted"
+        if self.host is not None:
+            self.host.check()
         return pages
 
     def _remove_leaf(self, node: PrefixNode) -> int:
         parent = node.parent
         assert parent is not None, "a root was idle"
         assert not list(node.children()), "a page is evicted before those that follow it"
+        if self.host is not None and self.host.policy is WritePolicy.WRITE_BACK:
+            self._copy_out(node, self.host)
         parent.remove(node)
         self._num_pages -= 1
         self._log.removed(node.hash)
@@ -245,6 +272,15 @@ class PrefixCache:
             self._forget_root_if_bare(parent)
         return node.page
 
+    def _copy_out(self, node: PrefixNode, host: HostTier) -> None:
+        assert node.parent is not None, "a root has no page"
+        host.put(node.digest, node.key, node.page, node.hash, _name_of(node.parent))
+
     def _forget_root_if_bare(self, root: PrefixNode) -> None:
         if not root.holders and root.only_child is None and root.table is None:
             del self._roots[root.key.decode()]
+
+
+def _name_of(node: PrefixNode) -> int | None:
+    """What events call the page before another; None: there is none."""
+    return None if node.parent is None else node.hash

@@ -22,7 +22,7 @@ import torch
 from baleen_kernels import index_key_pack, latent_pack
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -132,6 +132,8 @@ class PagedPools:
         """`num_pages` counts the sink; `dtype` is the one that reads return."""
         self.layout = layout
         self.num_pages = num_pages
+        # Told of a layer before it is read or written: pages of it may still be on their way from the host.
+        self.before_access: Callable[[int], None] = _ignore
         self._dtype = dtype
         num_slots = num_pages * PAGE_SIZE_TOKENS
         if layout.latent_format == FP8:
@@ -154,6 +156,11 @@ class PagedPools:
         """Size of the pools, the sink included."""
         return self.num_pages * self.layout.bytes_per_page
 
+    def page_stores(self, layer: int) -> list[Tensor]:
+        """A layer's stores as uint8 [pages, bytes]: latents, and index keys where there are any. Views, not copies."""
+        stores = [self._latents[layer]] + ([self._index_keys[layer]] if layer in self._index_keys else [])
+        return [store.view(self.num_pages, -1).view(torch.uint8) for store in stores]
+
     def page_bytes(self, layer: int, page: int) -> tuple[Tensor, Tensor | None]:
         """The bytes of one page in one layer, as uint8 views: latents, and index keys where there are any."""
         latents = self._latents[layer].view(self.num_pages, -1)[page].view(torch.uint8)
@@ -163,6 +170,7 @@ class PagedPools:
 
     def write_latent(self, layer: int, kv_slots: Tensor, kv_latent: Tensor, k_rope: Tensor) -> None:
         """See `KvPools`."""
+        self.before_access(layer)
         store = self._latents[layer]
         if self.layout.latent_format == FP8:
             store[kv_slots] = latent_pack.pack_latent_fp8(kv_latent, k_rope, scale_ue8m0=_SCALE_UE8M0)
@@ -171,6 +179,7 @@ class PagedPools:
 
     def read_latent(self, layer: int, kv_slots: Tensor) -> tuple[Tensor, Tensor]:
         """See `KvPools`."""
+        self.before_access(layer)
         packed = self._latents[layer].index_select(0, kv_slots)
         unpack = latent_pack.unpack_latent_plain
         if self.layout.latent_format == FP8:
@@ -179,6 +188,7 @@ class PagedPools:
 
     def write_index_k(self, layer: int, kv_slots: Tensor, index_k: Tensor) -> None:
         """See `KvPools`."""
+        self.before_access(layer)
         store = self._index_keys[layer]
         if self.layout.index_format == FP8:
             index_key_pack.write_index_keys(store, kv_slots, index_k, scale_ue8m0=_SCALE_UE8M0)
@@ -187,10 +197,15 @@ class PagedPools:
 
     def read_index_k(self, layer: int, kv_slots: Tensor) -> Tensor:
         """See `KvPools`."""
+        self.before_access(layer)
         store = self._index_keys[layer]
         if self.layout.index_format == FP8:
             return index_key_pack.read_index_keys(store, kv_slots, dtype=self._dtype)
         return store.index_select(0, kv_slots).to(self._dtype)
+
+
+def _ignore(layer: int) -> None:
+    """No copies are under way."""
 
 
 def host_capacity_pages(layout: KvLayout, *, max_total_tokens: int | None, useful_tokens: int) -> int:

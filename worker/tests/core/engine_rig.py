@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from baleen_worker.cache.host import HostTier, WritePolicy
 from baleen_worker.cache.pages import PagePool
 from baleen_worker.cache.prefix import PrefixCache
 from baleen_worker.fake_runner import FakeRunner, expected_logprob, expected_tokens
@@ -197,6 +198,8 @@ class Rig:
         policy: Policy = Policy.FCFS,
         conservativeness: float = 1.0,
         preemption_threshold: int = 10,
+        num_host_pages: int = 0,
+        write_policy: WritePolicy = WritePolicy.WRITE_THROUGH,
     ) -> None:
         self.limits = SchedulerLimits(
             max_running,
@@ -206,9 +209,10 @@ class Rig:
             conservativeness=conservativeness,
             preemption_threshold=preemption_threshold,
         )
-        self.runner = runner or FakeRunner(num_pages, VOCAB_SIZE)
+        self.runner = runner or FakeRunner(num_pages, VOCAB_SIZE, num_host_pages=num_host_pages)
         self.pages = PagePool(num_pages, on_free=self.runner.poison)
-        self.cache = PrefixCache(self.pages, max_idle_pages=max_idle_pages) if with_cache else None
+        self.host = HostTier(num_host_pages, write_policy) if num_host_pages else None
+        self.cache = PrefixCache(self.pages, max_idle_pages=max_idle_pages, host=self.host) if with_cache else None
         self.scheduler = Scheduler(self.limits, self.pages, self.cache)
         self.ledger = Ledger()
         self.flights: deque[tuple[StepPlan, StepHandle]] = deque()

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from baleen_worker.config import ConfigError, parse
+from baleen_worker.config import ConfigError, HostCacheConfig, parse
 from baleen_worker.launch_flags import LAUNCH_FLAGS
 
 WORKER = Path(__file__).resolve().parents[2]
@@ -143,3 +143,23 @@ def test_a_bad_command_line_ends_in_one_sentence(tmp_path: Path) -> None:
     assert done.stdout == ""
     assert done.stderr.startswith("error: --tp 8 cannot be honoured: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_the_host_tier_is_described_once_or_not_at_all(tmp_path: Path) -> None:
+    def host_cache(*flags: str) -> HostCacheConfig | None:
+        return parse([str(tmp_path), *flags]).worker.host_cache
+
+    on = "--enable-hierarchical-cache"
+    assert host_cache() is None
+    assert host_cache(on) == HostCacheConfig("write_through", 2.0, None)
+    assert host_cache(on, "--hicache-ratio", "1.5", "--hicache-size", "0") == HostCacheConfig(
+        "write_through", 1.5, None
+    )
+    write_back = host_cache(on, "--hicache-size", "80", "--hicache-write-policy", "write_back")
+    assert write_back == HostCacheConfig("write_back", 2.0, 80.0)
+    assert "add --enable-hierarchical-cache" in refusal(str(tmp_path), "--hicache-size", "80")
+    assert "keep one" in refusal(str(tmp_path), on, "--disable-radix-cache")
+    assert "keep one" in refusal(str(tmp_path), on, "--hicache-size", "80", "--hicache-ratio", "2")
+    assert "use --hicache-ratio" in refusal(str(tmp_path), on, "--hicache-size", "80", "--runner", "fake")
+    assert "invalid choice" in refusal(str(tmp_path), on, "--hicache-write-policy", "write_through_selective")
+    assert "cannot be honoured" in refusal(str(tmp_path), on, "--hicache-storage-backend", "file")

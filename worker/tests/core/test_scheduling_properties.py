@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from baleen_worker.cache.host import WritePolicy
 from baleen_worker.cache.pages import PagePool
 from baleen_worker.cache.prefix import PrefixCache
 from baleen_worker.engine import Engine
@@ -33,6 +34,7 @@ MIN_STEPS_MACHINE = 8_000
 MIN_STEPS_ENGINE = 100_000
 MIN_PREEMPTIONS = 50
 MIN_CACHED_TOKENS = 1_000
+MIN_FETCHED_PAGES = 20
 
 PROMPT_LENS = st.one_of(st.integers(1, 300), st.sampled_from([1, 63, 64, 65, 127, 128, 129, 192, 256]))
 MAX_TOKENS = st.one_of(st.integers(0, 300), st.sampled_from([0, 1, 2, 64, 65, 130]))
@@ -59,6 +61,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     num_steps = 0
     num_preemptions = 0
     num_cached_tokens = 0
+    num_fetched_pages = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,6 +75,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(POLICIES),
         conservativeness=st.sampled_from([0.0, 0.0, 0.5]),
         preemption_threshold=st.integers(0, 1),
+        num_host_pages=st.sampled_from([0, 3, 12, 60]),
+        write_policy=st.sampled_from(list(WritePolicy)),
     )
     def build(self, **options: Any) -> None:
         self.rig = Rig(max_running=6, max_step_tokens=128, max_queued=24, **options)
@@ -149,6 +154,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         rig.scheduler.check()
         load = rig.scheduler.load
         assert rig.pages.num_free + load.used_pages + load.cached_pages == load.total_pages
+        assert load.host_pages <= load.host_capacity_pages
 
     def teardown(self) -> None:
         self.rig.finish()
@@ -156,10 +162,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         SchedulerMachine.num_steps += self.rig.num_steps
         SchedulerMachine.num_preemptions += load.preemptions
         SchedulerMachine.num_cached_tokens += load.cached_tokens
+        SchedulerMachine.num_fetched_pages += load.host_fetched_pages
 
 
 def test_any_order_of_events_at_any_depth() -> None:
     SchedulerMachine.num_steps = SchedulerMachine.num_preemptions = SchedulerMachine.num_cached_tokens = 0
+    SchedulerMachine.num_fetched_pages = 0
     run_state_machine_as_test(
         SchedulerMachine,
         settings=settings(
@@ -172,6 +180,7 @@ def test_any_order_of_events_at_any_depth() -> None:
     assert SchedulerMachine.num_steps >= MIN_STEPS_MACHINE
     assert SchedulerMachine.num_preemptions >= MIN_PREEMPTIONS
     assert SchedulerMachine.num_cached_tokens >= MIN_CACHED_TOKENS
+    assert SchedulerMachine.num_fetched_pages >= MIN_FETCHED_PAGES
 
 
 def test_engine_answers_everybody_whatever_the_load() -> None:
