@@ -1,4 +1,5 @@
-"""`python -m baleen_bench`: measures every kernel on this GPU and writes one JSON file.
+"""`python -m baleen_bench`: measures every kernel on this GPU and writes one JSON file; with `slice7`, a slice of the
+model.
 
 Ceilings are measured in the same run. Backends that cannot run here are listed with the reason, not measured. What is
 measured has first been compared with its reference.
@@ -25,6 +26,10 @@ _CLOCKS = "clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,driver_version"
 
 def main() -> int:
     """Exit code 1 if a kernel was wrong or could not be measured."""
+    if sys.argv[1:2] == ["slice7"]:
+        from baleen_bench import slice_command
+
+        return slice_command.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m baleen_bench", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--commit", default="unknown", help="commit of the code that is measured")

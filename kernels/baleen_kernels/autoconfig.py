@@ -51,19 +51,26 @@ def _is_blackwell(arch: str) -> bool:
 
 # What to use for each op, best first; an op that is not listed has only "torch".
 PREFERENCES: Mapping[str, Sequence[str]] = {
+    "absorb_queries": ("triton", "torch"),
     "contiguous_gemm": ("deep_gemm", "torch"),
     "fp8_gemm": ("deep_gemm", "torch"),
     "fp8_quant": ("triton", "torch"),
     "indexer_prep": ("triton", "torch"),
     "masked_gemm": ("deep_gemm", "torch"),
     "mha_dense": ("fa3", "torch"),
+    "mha_partial": ("fa3", "torch"),
     "mla_prep": ("triton", "torch"),
+    "moe_boxes": ("triton", "torch"),
+    "moe_combine": ("triton", "torch"),
     "moe_route": ("triton", "torch"),
+    "moe_scatter": ("triton", "torch"),
     "norm_quant": ("triton", "torch"),
     "paged_scores": ("deep_gemm", "torch"),
     "ragged_scores": ("deep_gemm", "torch"),
+    "rotate_queries": ("triton", "torch"),
     "swiglu_quant": ("triton", "torch"),
     "topk_slots": ("cuda", "torch"),
+    "wide_gemm": ("cublas", "torch"),
 }
 
 

@@ -4,7 +4,8 @@
 b])
 
 values [T, K] float8_e4m3fn, scales [T, K / 128] float32, as `fp8_quant` makes them; weight [N, K] float8_e4m3fn,
-weight_scale [ceil(N / 128), K / 128] float32; K a multiple of 128 -> [T, N] bfloat16, sums in float32.
+weight_scale [ceil(N / 128), K / 128] float32; K a multiple of 128 -> [T, N] in `dtype`, bfloat16 or float32, sums in
+float32. Libraries write bfloat16.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Case:
     num_tokens: int
     width: int
     out_features: int
+    dtype: torch.dtype = torch.bfloat16
 
 
 CASES = (
@@ -36,6 +38,7 @@ CASES = (
     Case("partial_tile", 5, 512, 576),
     Case("released", 3, 7168, 2112),
     Case("no_tokens", 0, 256, 256),
+    Case("float32", 5, 256, 192, dtype=torch.float32),
 )
 
 
@@ -56,42 +59,58 @@ def make_inputs(case: Case) -> dict[str, Any]:
     g = torch.Generator().manual_seed(case.num_tokens)
     values, scales = random_activations(case.num_tokens, case.width, g=g)
     weight, weight_scale = random_weight(case.out_features, case.width, g=g)
-    return {"values": values, "scales": scales, "weight": weight, "weight_scale": weight_scale}
+    return {"values": values, "scales": scales, "weight": weight, "weight_scale": weight_scale, "dtype": case.dtype}
 
 
-def reference(values: Tensor, scales: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
+def reference(
+    values: Tensor, scales: Tensor, weight: Tensor, weight_scale: Tensor, *, dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
     """The contract on dequantised numbers."""
     wide = fp8_quant.weight_reference(weight, weight_scale, dtype=torch.float32)
-    return (fp8_quant.dequantize_groups(values, scales) @ wide.T).bfloat16()
+    return (fp8_quant.dequantize_groups(values, scales) @ wide.T).to(dtype)
 
 
 OP = Op("fp8_gemm", reference, CASES, make_inputs)
 
 
 @OP.backend("torch")
-def _torch(values: Tensor, scales: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
+def _torch(
+    values: Tensor, scales: Tensor, weight: Tensor, weight_scale: Tensor, *, dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
     wide = fp8_quant.dequantize_weight(weight, weight_scale, dtype=torch.float32)
-    return torch.nn.functional.linear(fp8_quant.dequantize_groups(values, scales), wide).bfloat16()
+    return torch.nn.functional.linear(fp8_quant.dequantize_groups(values, scales), wide).to(dtype)
 
 
-def _rejects_deep_gemm(values: Tensor, weight: Tensor, **_: Any) -> str | None:
+def _rejects_deep_gemm(values: Tensor, weight: Tensor, dtype: torch.dtype, **_: Any) -> str | None:
+    if dtype != torch.bfloat16:
+        return f"it writes bfloat16, not {dtype}"
     if weight.shape[0] % 64:
         return f"it takes a multiple of 64 output channels, not {weight.shape[0]}"
     return None if values.is_contiguous() else "activations must be contiguous"
 
 
 @OP.backend("deep_gemm", needs=DEEP_GEMM, rejects=_rejects_deep_gemm)
-def _deep_gemm(values: Tensor, scales: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
+def _deep_gemm(
+    values: Tensor, scales: Tensor, weight: Tensor, weight_scale: Tensor, *, dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
     import deep_gemm  # pyright: ignore[reportMissingImports]
 
-    out = torch.empty(values.shape[0], weight.shape[0], dtype=torch.bfloat16, device=values.device)
+    out = torch.empty(values.shape[0], weight.shape[0], dtype=dtype, device=values.device)
     if values.shape[0]:
         deep_gemm.fp8_gemm_nt((values, scales), (weight, weight_scale), out)
     return out
 
 
-def fp8_gemm(values: Tensor, scales: Tensor, weight: Tensor, weight_scale: Tensor, *, backend: str = "torch") -> Tensor:
+def fp8_gemm(
+    values: Tensor,
+    scales: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    backend: str = "torch",
+) -> Tensor:
     """See the module docstring. ValueError if the shapes do not go together."""
     if values.shape[1] != weight.shape[1] or values.shape[1] % fp8_quant.GROUP:
         raise ValueError(f"activations {tuple(values.shape)} do not go with a weight {tuple(weight.shape)}")
-    return OP.pick(backend)(values, scales, weight, weight_scale)
+    return OP.pick(backend)(values, scales, weight, weight_scale, dtype=dtype)

@@ -1,11 +1,12 @@
 """Matrix products of the experts: each row with the weight of its expert, block FP8 as in `fp8_gemm`.
 
 masked_gemm: rows in a box per expert. values [E, M, K] float8_e4m3fn, scales [E, M, K / 128] float32, weight [E, N, K],
-weight_scale [E, N / 128, K / 128], counts [E] int32 -> [E, M, N] bfloat16. Rows from counts[e] on are not read, and
+weight_scale [E, N / 128, K / 128], counts [E] int32 -> [E, M, N] in `dtype`. Rows from counts[e] on are not read, and
 what is returned for them means nothing. Counts stay on the device, so a graph can hold the call. `expected_rows` is a
 hint.
 contiguous_gemm: rows of one expert after another. values [R, K], scales [R, K / 128], expert_of_row [R] int32, which
-changes only at multiples of 128 or to -1, for rows without expert -> [R, N] bfloat16, meaningless in such rows.
+changes only at multiples of 128 or to -1, for rows without expert -> [R, N] in `dtype`, meaningless in such rows.
+The dtype is bfloat16 or float32; libraries write bfloat16.
 """
 
 from __future__ import annotations
@@ -61,13 +62,22 @@ def make_inputs(case: Case) -> dict[str, Any]:
 
 
 def reference(
-    values: Tensor, scales: Tensor, weight: Tensor, weight_scale: Tensor, counts: Tensor, *, expected_rows: int
+    values: Tensor,
+    scales: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    counts: Tensor,
+    *,
+    expected_rows: int,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
     """The contract, expert by expert."""
     del expected_rows
-    out = torch.zeros(*values.shape[:2], weight.shape[1], dtype=torch.bfloat16)
+    out = torch.zeros(*values.shape[:2], weight.shape[1], dtype=dtype)
     for e, count in enumerate(counts.tolist()):
-        out[e, :count] = fp8_gemm.reference(values[e, :count], scales[e, :count], weight[e], weight_scale[e])
+        out[e, :count] = fp8_gemm.reference(
+            values[e, :count], scales[e, :count], weight[e], weight_scale[e], dtype=dtype
+        )
     return out
 
 
@@ -83,20 +93,44 @@ OP = Op("masked_gemm", reference, CASES, make_inputs, canonical=canonical)
 
 @OP.backend("torch")
 def _torch(
-    values: Tensor, scales: Tensor, weight: Tensor, weight_scale: Tensor, counts: Tensor, *, expected_rows: int
+    values: Tensor,
+    scales: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    counts: Tensor,
+    *,
+    expected_rows: int,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    del counts, expected_rows  # rows without meaning cost time here and nothing else
-    outs = [fp8_gemm.fp8_gemm(*expert) for expert in zip(values, scales, weight, weight_scale, strict=True)]
-    return torch.stack(outs)
+    del expected_rows
+    out = torch.empty(*values.shape[:2], weight.shape[1], dtype=dtype, device=values.device)
+    # On a GPU the counts stay where they are: rows without meaning cost time there and nothing else.
+    used = [values.shape[1]] * len(values) if values.is_cuda else counts.tolist()
+    for e, count in enumerate(used):
+        if count:
+            rows = values[e, :count], scales[e, :count]
+            out[e, :count] = fp8_gemm.fp8_gemm(*rows, weight[e], weight_scale[e], dtype=dtype)
+    return out
 
 
-@OP.backend("deep_gemm", needs=fp8_gemm.DEEP_GEMM)
+def _rejects_deep_gemm(dtype: torch.dtype = torch.bfloat16, **_: Any) -> str | None:
+    return None if dtype == torch.bfloat16 else f"it writes bfloat16, not {dtype}"
+
+
+@OP.backend("deep_gemm", needs=fp8_gemm.DEEP_GEMM, rejects=_rejects_deep_gemm)
 def _deep_gemm(
-    values: Tensor, scales: Tensor, weight: Tensor, weight_scale: Tensor, counts: Tensor, *, expected_rows: int
+    values: Tensor,
+    scales: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    counts: Tensor,
+    *,
+    expected_rows: int,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
     import deep_gemm  # pyright: ignore[reportMissingImports]
 
-    out = torch.empty(*values.shape[:2], weight.shape[1], dtype=torch.bfloat16, device=values.device)
+    out = torch.empty(*values.shape[:2], weight.shape[1], dtype=dtype, device=values.device)
     deep_gemm.fp8_m_grouped_gemm_nt_masked((values, scales), (weight, weight_scale), out, counts, expected_rows)
     return out
 
@@ -109,10 +143,12 @@ def masked_gemm(
     counts: Tensor,
     *,
     expected_rows: int,
+    dtype: torch.dtype = torch.bfloat16,
     backend: str = "torch",
 ) -> Tensor:
     """See the module docstring."""
-    return OP.pick(backend)(values, scales, weight, weight_scale, counts, expected_rows=expected_rows)
+    inputs = values, scales, weight, weight_scale, counts
+    return OP.pick(backend)(*inputs, expected_rows=expected_rows, dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,15 +185,21 @@ def make_contiguous_inputs(case: ContiguousCase) -> dict[str, Any]:
 
 
 def contiguous_reference(
-    values: Tensor, scales: Tensor, weight: Tensor, weight_scale: Tensor, expert_of_row: Tensor
+    values: Tensor,
+    scales: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    expert_of_row: Tensor,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
     """The contract, expert by expert."""
-    out = torch.zeros(values.shape[0], weight.shape[1], dtype=torch.bfloat16)
+    out = torch.zeros(values.shape[0], weight.shape[1], dtype=dtype)
     for e in expert_of_row.unique().tolist():
         rows = expert_of_row == e
         if e >= 0:
             one = fp8_quant.dequantize_groups(values[rows], scales[rows])
-            out[rows] = (one @ fp8_quant.weight_reference(weight[e], weight_scale[e], dtype=torch.float32).T).bfloat16()
+            out[rows] = (one @ fp8_quant.weight_reference(weight[e], weight_scale[e], dtype=torch.float32).T).to(dtype)
     return out
 
 
@@ -178,22 +220,34 @@ CONTIGUOUS_OP = Op(
 
 @CONTIGUOUS_OP.backend("torch")
 def _contiguous_torch(
-    values: Tensor, scales: Tensor, weight: Tensor, weight_scale: Tensor, expert_of_row: Tensor
+    values: Tensor,
+    scales: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    expert_of_row: Tensor,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    out = torch.empty(values.shape[0], weight.shape[1], dtype=torch.bfloat16, device=values.device)
+    out = torch.empty(values.shape[0], weight.shape[1], dtype=dtype, device=values.device)
     for e in range(weight.shape[0]):
         rows = expert_of_row == e
-        out[rows] = fp8_gemm.fp8_gemm(values[rows], scales[rows], weight[e], weight_scale[e])
+        out[rows] = fp8_gemm.fp8_gemm(values[rows], scales[rows], weight[e], weight_scale[e], dtype=dtype)
     return out
 
 
-@CONTIGUOUS_OP.backend("deep_gemm", needs=fp8_gemm.DEEP_GEMM)
+@CONTIGUOUS_OP.backend("deep_gemm", needs=fp8_gemm.DEEP_GEMM, rejects=_rejects_deep_gemm)
 def _contiguous_deep_gemm(
-    values: Tensor, scales: Tensor, weight: Tensor, weight_scale: Tensor, expert_of_row: Tensor
+    values: Tensor,
+    scales: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    expert_of_row: Tensor,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
     import deep_gemm  # pyright: ignore[reportMissingImports]
 
-    out = torch.empty(values.shape[0], weight.shape[1], dtype=torch.bfloat16, device=values.device)
+    out = torch.empty(values.shape[0], weight.shape[1], dtype=dtype, device=values.device)
     if values.shape[0]:
         deep_gemm.m_grouped_fp8_gemm_nt_contiguous((values, scales), (weight, weight_scale), out, expert_of_row)
     return out
@@ -206,7 +260,8 @@ def contiguous_gemm(
     weight_scale: Tensor,
     expert_of_row: Tensor,
     *,
+    dtype: torch.dtype = torch.bfloat16,
     backend: str = "torch",
 ) -> Tensor:
     """See the module docstring."""
-    return CONTIGUOUS_OP.pick(backend)(values, scales, weight, weight_scale, expert_of_row)
+    return CONTIGUOUS_OP.pick(backend)(values, scales, weight, weight_scale, expert_of_row, dtype=dtype)

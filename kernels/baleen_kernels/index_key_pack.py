@@ -7,6 +7,8 @@ A slot is page * 64 + offset.
 
 write_index_keys: stores index_k [T, D] in pages [P, 64 * (D + 4)] at slots [T], in place.
 read_index_keys: pages, slots [n] -> [n, D] in the given dtype.
+gather_index_keys: pages, table [W] -> of the tokens of those pages in order, values [64 W, D] float8_e4m3fn and scales
+[64 W] float32.
 """
 
 from __future__ import annotations
@@ -105,3 +107,9 @@ def read_index_keys(pages: Tensor, slots: Tensor, *, dtype: torch.dtype) -> Tens
     values = page_keys[page, offset].view(torch.float8_e4m3fn)
     scales = page_scales[page, offset].view(torch.float32)
     return fp8_quant.dequantize_groups(values, scales).to(dtype)
+
+
+def gather_index_keys(pages: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """See the module docstring."""
+    page_keys, page_scales = _views(pages.index_select(0, table))
+    return page_keys.flatten(0, 1).contiguous().view(torch.float8_e4m3fn), page_scales.flatten().view(torch.float32)

@@ -9,7 +9,8 @@ After rotation and after the transform numbers are rounded to the inputs' dtype,
 q [T, J, D] and k [T, D], bfloat16 or float32, rows at any distance; head_weights [T, J] float32; norm_weight, norm_bias
 [D] float32; cos_sin [P, R] float32, cosines then sines of each position; positions [T] int64; slots [T] int64; pages
 [N, 64 * (D + 4)] uint8 as in `index_key_pack`, changed in place -> q_values [T, J, D] float8_e4m3fn, weights [T, J]
-float32. D is 128. Scales of keys and queries are powers of two with `scale_ue8m0`.
+float32. D is 128. Scales of keys and queries are powers of two with `scale_ue8m0`. J is 0 where keys are to be stored
+and nothing is to be scored.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ CASES = (
     Case("many_tokens", 37, 16),
     Case("plain_scale", 3, 32, scale_ue8m0=False),
     Case("float32", 3, 16, dtype=torch.float32),
+    Case("keys_alone", 5, 0),
     Case("no_tokens", 0, 16),
 )
 
@@ -89,7 +91,7 @@ def reference(
     q, normed = (hadamard.hadamard(x) for x in rotated)  # checked on its own, and its reference takes seconds
     values, scales = fp8_quant.reference(q, scale_ue8m0=scale_ue8m0)
     index_key_pack.reference(pages, slots, normed[:, 0].float(), scale_ue8m0=scale_ue8m0)
-    return values, head_weights * scales[..., 0] * (q.shape[1] * q.shape[2]) ** -0.5
+    return values, head_weights * scales[..., 0] * (max(q.shape[1], 1) * q.shape[2]) ** -0.5
 
 
 OP = Op("indexer_prep", reference, CASES, make_inputs, byte_flips=0.02)
@@ -119,7 +121,7 @@ def _torch(
     q, normed = (hadamard.hadamard(_rotate(x, cos, sin, rope.rope)) for x in (q, normed))
     values, scales = fp8_quant.quantize_groups(q, scale_ue8m0=scale_ue8m0)
     index_key_pack.write_index_keys(pages, slots, normed[:, 0], scale_ue8m0=scale_ue8m0)
-    return values, head_weights * scales[..., 0] * (q.shape[1] * q.shape[2]) ** -0.5
+    return values, head_weights * scales[..., 0] * (max(q.shape[1], 1) * q.shape[2]) ** -0.5
 
 
 def _rejects_triton(q: Tensor, k: Tensor, **_: Any) -> str | None:

@@ -107,14 +107,28 @@ def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out
 
 
-def _rejects_fa3(q: Tensor, v: Tensor, **_: Any) -> str | None:
+FA3 = Needs(archs=HOPPER, arch_note="a Hopper GPU", packages=("fa3",))
+
+
+def rejects_fa3(q: Tensor, v: Tensor, **_: Any) -> str | None:
+    """Also of `mha_partial`."""
     if q.dtype != torch.bfloat16 or (q.shape[2], v.shape[2]) != (192, 128):
         return f"it takes bfloat16 heads of 192 and 128 channels, not {q.dtype} of {q.shape[2]} and {v.shape[2]}"
     return None
 
 
-@OP.backend("fa3", needs=Needs(archs=HOPPER, arch_note="a Hopper GPU", packages=("fa3",)), rejects=_rejects_fa3)
-def _fa3(q: Tensor, k: Tensor, v: Tensor, cu_q: Sequence[int], cu_k: Sequence[int], *, softmax_scale: float) -> Tensor:
+def call_fa3(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Sequence[int],
+    cu_k: Sequence[int],
+    *,
+    softmax_scale: float,
+    causal: bool,
+    with_lse: bool,
+) -> Any:
+    """FlashAttention-3 on requests end to end; with_lse: returns (out, lse [H, T])."""
     from fa3_fwd_interface import flash_attn_varlen_func  # pyright: ignore[reportMissingImports]
 
     offsets = torch.tensor([*cu_q, *cu_k], dtype=torch.int32).to(q.device, non_blocking=True)
@@ -127,8 +141,14 @@ def _fa3(q: Tensor, k: Tensor, v: Tensor, cu_q: Sequence[int], cu_k: Sequence[in
         max(end - start for start, end in pairwise(cu_q)),
         max(end - start for start, end in pairwise(cu_k)),
         softmax_scale=softmax_scale,
-        causal=True,
+        causal=causal,
+        return_attn_probs=with_lse,
     )
+
+
+@OP.backend("fa3", needs=FA3, rejects=rejects_fa3)
+def _fa3(q: Tensor, k: Tensor, v: Tensor, cu_q: Sequence[int], cu_k: Sequence[int], *, softmax_scale: float) -> Tensor:
+    return call_fa3(q, k, v, cu_q, cu_k, softmax_scale=softmax_scale, causal=True, with_lse=False)
 
 
 def mha_dense(

@@ -1,8 +1,9 @@
 """Absorbed latent attention over selected slots of the pool: `mla_sparse` as deployed, reading the pool in place.
 
-q [T, H, C + R] bfloat16, latent part first; latents, the pool: [S, C + R] bfloat16, or packed FP8 [S, bytes] uint8 as
-in `latent_pack`; slots [T, K] int32, -1 for none, in any place -> [T, H, C] bfloat16. A token that selects nothing
-gets zeros. Scores, softmax and sums in float32. C is 512 and R is 64 for the libraries.
+q [T, H, C + R] bfloat16 or float32, latent part first; latents, the pool: [S, C + R] of its dtype, or packed FP8
+[S, bytes] uint8 as in `latent_pack`; slots [T, K] int32, -1 for none, in any place -> [T, H, C] of q's dtype. A token
+that selects nothing gets zeros. Scores, softmax and sums in float32. R is 64; C is 512 for the libraries, which take
+bfloat16 and any number of heads up to 128, whose time they round up to 64 or 128.
 
 Prefill and decode are the same function; backends differ in the pools they read and the sizes they like.
 """
@@ -20,6 +21,7 @@ from baleen_kernels.machine import HOPPER_OR_BLACKWELL, Needs
 from baleen_kernels.registry import Op
 
 LATENT, ROPE = 512, 64
+_HEADS_AT_A_TIME, _MOST_HEADS = 64, 128
 FLASH_MLA = Needs(archs=HOPPER_OR_BLACKWELL, arch_note="a Hopper or Blackwell GPU", packages=("flash_mla",))
 
 
@@ -31,6 +33,8 @@ class Case:
     topk: int
     packed: bool
     padding: str = "some"
+    latent: int = LATENT
+    dtype: torch.dtype = torch.bfloat16
 
 
 CASES = (
@@ -39,6 +43,9 @@ CASES = (
     Case("released_packed", 3, 128, 2048, packed=True),
     Case("half_the_heads", 5, 64, 256, packed=False),
     Case("half_the_heads_packed", 2, 64, 2048, packed=True, padding="none"),
+    Case("few_heads", 3, 8, 256, packed=False),
+    Case("few_heads_packed", 3, 8, 256, packed=True),
+    Case("narrow_latent", 4, 4, 64, packed=False, latent=128, dtype=torch.float32),
     Case("nothing_selected", 2, 64, 2048, packed=True, padding="all"),
     Case("nothing_selected_plain", 2, 64, 128, packed=False, padding="all"),
 )
@@ -48,17 +55,17 @@ def make_inputs(case: Case) -> dict[str, Any]:
     """Random queries over a pool; picks without repetition, some replaced by -1 in any column."""
     g = torch.Generator().manual_seed(len(case.name))
     num_slots = 64 * 40
-    latent, rope = torch.randn(num_slots, LATENT, generator=g), torch.randn(num_slots, ROPE, generator=g)
+    latent, rope = (torch.randn(num_slots, width, generator=g) for width in (case.latent, ROPE))
     if case.packed:
         latents = latent_pack.pack_latent_fp8(latent, rope, scale_ue8m0=True)
     else:
-        latents = latent_pack.pack_latent_plain(latent, rope, dtype=torch.bfloat16)
+        latents = latent_pack.pack_latent_plain(latent, rope, dtype=case.dtype)
     slots = torch.rand(case.num_tokens, num_slots, generator=g).argsort(-1)[:, : case.topk].int()
     if case.padding != "none":
         threshold = 2.0 if case.padding == "all" else 0.3
         slots = slots.masked_fill(torch.rand(slots.shape, generator=g) < threshold, -1)
     return {
-        "q": torch.randn(case.num_tokens, case.num_heads, LATENT + ROPE, generator=g).bfloat16(),
+        "q": torch.randn(case.num_tokens, case.num_heads, case.latent + ROPE, generator=g).to(case.dtype),
         "latents": latents,
         "slots": slots,
         "softmax_scale": 0.07,
@@ -67,13 +74,14 @@ def make_inputs(case: Case) -> dict[str, Any]:
 
 def reference(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale: float) -> Tensor:
     """The contract through `mla_sparse`."""
-    return mla_sparse.reference(*_parts(q, latents), slots, softmax_scale=softmax_scale).bfloat16()
+    return mla_sparse.reference(*_parts(q, latents), slots, softmax_scale=softmax_scale).to(q.dtype)
 
 
 def _parts(q: Tensor, latents: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     unpack = latent_pack.unpack_latent_fp8 if latents.dtype == torch.uint8 else latent_pack.unpack_latent_plain
-    q_latent, q_rope = q.float().split([q.shape[2] - ROPE, ROPE], -1)
-    return q_latent, q_rope, *unpack(latents, latent=LATENT, rope=ROPE, dtype=torch.float32)
+    latent = q.shape[2] - ROPE
+    q_latent, q_rope = q.float().split([latent, ROPE], -1)
+    return q_latent, q_rope, *unpack(latents, latent=latent, rope=ROPE, dtype=torch.float32)
 
 
 OP = Op("mla_slots", reference, CASES, make_inputs)
@@ -81,13 +89,21 @@ OP = Op("mla_slots", reference, CASES, make_inputs)
 
 @OP.backend("torch")
 def _torch(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale: float) -> Tensor:
-    return mla_sparse.mla_sparse(*_parts(q, latents), slots, softmax_scale=softmax_scale).bfloat16()
+    return mla_sparse.mla_sparse(*_parts(q, latents), slots, softmax_scale=softmax_scale).to(q.dtype)
 
 
 def _rejects_flashmla(q: Tensor, **_: Any) -> str | None:
-    if q.shape[1] not in (64, 128) or q.shape[2] != LATENT + ROPE:
-        return f"it takes 64 or 128 heads of {LATENT + ROPE} channels, not {tuple(q.shape[1:])}"
+    if q.dtype != torch.bfloat16:
+        return f"it takes bfloat16 queries, not {q.dtype}"
+    if q.shape[1] > _MOST_HEADS or q.shape[2] != LATENT + ROPE:
+        return f"it takes up to {_MOST_HEADS} heads of {LATENT + ROPE} channels, not {tuple(q.shape[1:])}"
     return None
+
+
+def _with_whole_tiles(q: Tensor) -> Tensor:
+    """q with as many heads as the libraries compute at a time: heads of zeros cost what real ones do."""
+    missing = -q.shape[1] % _HEADS_AT_A_TIME
+    return torch.nn.functional.pad(q, (0, 0, 0, missing)) if missing else q
 
 
 def _rejects_sparse(q: Tensor, latents: Tensor, slots: Tensor, **_: Any) -> str | None:
@@ -111,27 +127,32 @@ def _flashmla_sparse(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale
     from flash_mla import flash_mla_sparse_fwd  # pyright: ignore[reportMissingImports]
 
     # The current kernels of this package are for later GPUs; its legacy side has Hopper and this format.
-    out, *_ = flash_mla_sparse_fwd(q, latents[:, None], slots[:, None], softmax_scale, use_legacy=True)
-    return out
+    padded = _with_whole_tiles(q)
+    out, *_ = flash_mla_sparse_fwd(padded, latents[:, None], slots[:, None], softmax_scale, use_legacy=True)
+    return out[:, : q.shape[1]]
 
 
 @OP.backend("flashmla_kv", needs=FLASH_MLA, rejects=_rejects_kv)
-def _flashmla_kv(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale: float, plan: Any = None) -> Tensor:
+def _flashmla_kv(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale: float) -> Tensor:
+    return _call_flashmla_kv(q, latents, slots, softmax_scale, flashmla_plan())
+
+
+def _call_flashmla_kv(q: Tensor, latents: Tensor, slots: Tensor, softmax_scale: float, plan: Any) -> Tensor:
     from flash_mla import flash_mla_with_kvcache  # pyright: ignore[reportMissingImports]
 
     out, _ = flash_mla_with_kvcache(
-        q[:, None],
+        _with_whole_tiles(q)[:, None],
         latents.view(-1, 64, 1, latents.shape[1]),
         None,
         None,
         LATENT,
-        flashmla_plan() if plan is None else plan,
+        plan,
         softmax_scale=softmax_scale,
         is_fp8_kvcache=True,
         indices=slots[:, None],
         use_legacy=True,
     )
-    return out[:, 0]
+    return out[:, 0, : q.shape[1]]
 
 
 def flashmla_plan() -> Any:
@@ -141,6 +162,10 @@ def flashmla_plan() -> Any:
     return get_mla_metadata()[0]
 
 
-def mla_slots(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale: float, backend: str = "torch") -> Tensor:
-    """See the module docstring."""
+def mla_slots(
+    q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale: float, plan: Any = None, backend: str = "torch"
+) -> Tensor:
+    """See the module docstring. `plan`: what `flashmla_plan` returned for calls of these shapes, or None."""
+    if plan is not None and backend == "flashmla_kv":
+        return _call_flashmla_kv(q, latents, slots, softmax_scale, plan)
     return OP.pick(backend)(q, latents, slots, softmax_scale=softmax_scale)

@@ -16,7 +16,19 @@ import pytest
 from baleen_kernels.own import build
 from baleen_kernels.topk_slots import blocks_per_row
 
-TRITON_OPS = ("fp8_quant", "indexer_prep", "mla_prep", "moe_route", "norm_quant", "swiglu_quant")
+TRITON_OPS = (
+    "absorb_queries",
+    "fp8_quant",
+    "indexer_prep",
+    "mla_prep",
+    "moe_boxes",
+    "moe_combine",
+    "moe_route",
+    "moe_scatter",
+    "norm_quant",
+    "rotate_queries",
+    "swiglu_quant",
+)
 QUICK = ("fp8_quant", "moe_route")
 
 

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 from baleen_kernels import __main__, machine, proof, rms_norm, selection
 from baleen_kernels.autoconfig import attention_defaults
 from baleen_kernels.machine import Machine
@@ -58,7 +59,7 @@ def test_what_stands_in_for_a_default_says_why() -> None:
 def test_missing_packages_come_with_their_pip_line() -> None:
     bare = replace(H200, versions={}, tools={})
     chosen = selection.select(bare)
-    assert {choice.backend for choice in chosen.choices} == {"torch"}
+    assert {choice.backend for choice in chosen.choices} == {"torch", "cublas"}  # PyTorch brings the latter
     reasons = {choice.role: dict(choice.passed_over) for choice in chosen.choices}
     assert "pip install --no-deps sgl-deep-gemm==0.1.4.post1" in reasons["masked_gemm"]["deep_gemm"]
     assert (
@@ -94,6 +95,19 @@ def test_rows_without_a_call_are_refused_where_everything_else_is_there() -> Non
     blackwell = Machine("sm100", "NVIDIA B200", 180 << 30, {**VERSIONS, "flashinfer": "0.7.2"})
     with pytest.raises(ValueError, match="'trtllm' cannot be used: its call has not been written"):
         selection.select(blackwell, wanted={selection.DECODE: "trtllm"})
+
+
+def test_shapes_that_a_backend_does_not_take_count_like_a_missing_library() -> None:
+    queries, pool = torch.empty(4, 192, 576, device="meta"), torch.empty(128, 576, device="meta")
+    slots = torch.empty(4, 2048, dtype=torch.int32, device="meta")
+    sample = {"q": queries.bfloat16(), "latents": pool.bfloat16(), "slots": slots, "softmax_scale": 1.0}
+    chosen = selection.select(H200, samples={selection.PREFILL: sample})
+    assert chosen.backend(selection.PREFILL) == "torch"
+    prefill = next(choice for choice in chosen.choices if choice.role == selection.PREFILL)
+    assert "up to 128 heads" in dict(prefill.passed_over)["flashmla_sparse"]
+    assert chosen.backend(selection.DECODE) == "flashmla_sparse"
+    with pytest.raises(ValueError, match="'flashmla_sparse' cannot be used: it takes up to 128 heads"):
+        selection.select(H200, wanted={selection.PREFILL: "flashmla_sparse"}, samples={selection.PREFILL: sample})
 
 
 def test_what_was_asked_for_is_used() -> None:

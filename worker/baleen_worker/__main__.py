@@ -1,4 +1,7 @@
-"""`python -m baleen_worker MODEL_DIR`: serves one model to gateways. Owns how a failed start looks."""
+"""`python -m baleen_worker MODEL_DIR`: serves one model to gateways; `compile MODEL_DIR` compiles its kernels instead.
+
+Owns how a failed start looks.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,10 @@ import sys
 def main() -> int:
     """Exit status: 0 after an orderly end, 1 after a failure, 2 for a command line that cannot be honoured."""
     try:
+        if sys.argv[1:2] == ["compile"]:
+            from baleen_worker import compile as compile_command
+
+            return compile_command.main(sys.argv[2:])
         return _run(sys.argv[1:])
     except KeyboardInterrupt:  # before the head handles signals itself
         return 130

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from baleen_worker.model.context import ForwardContext, ForwardRow
+from baleen_worker.staging import list_to_device, to_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
 
 
 class PageTables:
-    """[S, P] int64 on the device: the pages of each slot in order. Steps extend it, nothing rebuilds it.
+    """[S + 1, P] int32 on the device: the pages of each slot in order. Steps extend it, nothing rebuilds it.
 
-    What lies beyond a slot's pages is left over from earlier requests and never read.
+    What lies beyond a slot's pages is left over from earlier requests and never read. The last row is nobody's: all its
+    pages are the sink.
     """
 
     def __init__(self, num_slots: int, max_pages: int, *, device: torch.device) -> None:
-        self.tensor = torch.zeros(num_slots, max_pages, dtype=torch.int64, device=device)
+        self.tensor = torch.zeros(num_slots + 1, max_pages, dtype=torch.int32, device=device)
 
     def extend(self, rows: Sequence[PlannedRow]) -> None:
         """Enters the new pages of all rows, in one copy to the device."""
@@ -47,20 +49,23 @@ class PageTables:
         entries[0] = np.repeat([row.slot for row in grown], counts)
         entries[1] = _ranges([row.first_new_page for row in grown], counts)
         entries[2] = [page for row in grown for page in row.new_pages]
-        slots, places, pages = torch.from_numpy(entries).to(self.tensor.device)
-        self.tensor[slots, places] = pages
+        slots, places, pages = to_device(entries, self.tensor.device)
+        self.tensor[slots, places] = pages.int()
 
 
 class LastTokens:
-    """[S] int64 on the device: the token that each slot sampled last, so that the next step need not wait for it."""
+    """[S + 1] int64 on the device: the token that each slot sampled last, so that the next step need not wait for it.
+
+    The last place is nobody's.
+    """
 
     def __init__(self, num_slots: int, *, device: torch.device) -> None:
-        self._tensor = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self.tensor = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
 
     def keep(self, rows: Sequence[PlannedRow], token_ids: Tensor) -> None:
         """token_ids [N]: one sampled token for each of N rows."""
-        slots = torch.tensor([row.slot for row in rows], device=self._tensor.device)
-        self._tensor[slots] = token_ids
+        slots = list_to_device([row.slot for row in rows], torch.int64, self.tensor.device)
+        self.tensor[slots] = token_ids
 
     def fill(self, rows: Sequence[PlannedRow], starts: Sequence[int], input_ids: Tensor) -> None:
         """Puts the tokens of rows that take theirs from here into input_ids [T], where those rows start."""
@@ -68,8 +73,8 @@ class LastTokens:
         if not taking:
             return
         entries = np.array([[starts[index] for index in taking], [rows[index].slot for index in taking]])
-        places, slots = torch.from_numpy(entries).to(self._tensor.device)
-        input_ids[places] = self._tensor[slots]
+        places, slots = to_device(entries, self.tensor.device)
+        input_ids[places] = self.tensor[slots]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +95,9 @@ def make_batch(rows: Sequence[PlannedRow], tables: PageTables, last_tokens: Last
     host[0] = [token_id for row in rows for token_id in row.token_ids or (0,)]
     host[1] = _ranges([row.start for row in rows], counts)
     host[2] = np.repeat([row.slot for row in rows], counts)
-    input_ids, positions, slots = torch.from_numpy(host).to(device)
+    input_ids, positions, slots = to_device(host, device)
     last_tokens.fill(rows, starts, input_ids)
-    kv_slots = tables.tensor[slots, positions // page_size] * page_size + positions % page_size
+    kv_slots = tables.tensor[slots, positions // page_size].long() * page_size + positions % page_size
     forward_rows = [_forward_row(row, start, tables, page_size) for row, start in zip(rows, starts[:-1], strict=True)]
     return Batch(input_ids, ForwardContext(positions, kv_slots, forward_rows, page_size), starts)
 

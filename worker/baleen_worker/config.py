@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from baleen_worker import launch_flags, logit_processors
+from baleen_worker import kernel_flags, launch_flags, logit_processors
 from baleen_worker.cache.host import WritePolicy
 from baleen_worker.cache.prefix import PAGE_SIZE_TOKENS
 from baleen_worker.flag_values import (
@@ -74,6 +74,9 @@ class WorkerConfig:
     `context_length` only lowers the model's own. `model_overrides` is a JSON object of keys of config.json, or "".
     `logit_processors`: name and "module:attribute" of each plugin that requests may name.
     `constraint_compile_ms`: how long a grammar may take; `constraint_cache_mib`: memory for compiled ones.
+    `arithmetic`: see `model_kernels`. `kernel_backends`: roles of kernels and the backends asked for them.
+    `cuda_graph_max_bs`: rows that a decode graph may have; `cuda_graph_bs`: the sizes that are captured, () for ours.
+    `uniform_routing`: experts are picked evenly, at random.
     `radix_cache_max_tokens` bounds what the prefix cache keeps beyond running requests; without it, the pages do.
     `host_cache`: None for no second tier.
     """
@@ -105,6 +108,12 @@ class WorkerConfig:
     runner: str = "model"
     fake: FakeConfig = FakeConfig()
     log_level: str = "info"
+    arithmetic: str = "auto"
+    kernel_backends: tuple[tuple[str, str], ...] = ()
+    disable_cuda_graph: bool = False
+    cuda_graph_max_bs: int | None = None
+    cuda_graph_bs: tuple[int, ...] = ()
+    uniform_routing: bool = False
 
 
 class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -186,6 +195,12 @@ def parse(arguments: Sequence[str]) -> LaunchConfig:
             script=values["fake_script"],
         ),
         log_level=values["log_level"],
+        arithmetic=values["arithmetic"],
+        kernel_backends=kernel_flags.chosen(values),
+        disable_cuda_graph=values["disable_cuda_graph"],
+        cuda_graph_max_bs=values["cuda_graph_max_bs"],
+        cuda_graph_bs=tuple(sorted(set(values["cuda_graph_bs"]))),
+        uniform_routing=values["uniform_routing"],
     )
     head = HeadConfig(
         host=values["host"],
@@ -302,6 +317,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIFFERENCE",
         help="a request takes the place of a running one whose priority is lower by more than this (default 10)",
     )
+
+    kernel_flags.add_to(parser)
 
     add = parser.add_argument_group("sampling").add_argument
     add(

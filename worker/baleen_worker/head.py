@@ -169,7 +169,7 @@ class _Head:
             dtype=ready.dtype,
             device=ready.device,
             eos_token_ids=self._model.eos_token_ids,
-            features=facts.features,
+            features=[*facts.features, *ready.features],
         )
         facts = {
             "device": ready.device,

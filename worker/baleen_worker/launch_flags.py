@@ -44,13 +44,11 @@ def _no_switch(name: str, why: str) -> LaunchFlag:
 
 _ONE_RANK = "this worker runs one rank; start several workers and give all their addresses to the gateway"
 _GATEWAY = "text belongs to the gateway: pass it to `gateway serve`"
-_NO_GRAPHS = "no effect: steps run without CUDA graphs"
 _SPECULATIVE = "speculative decoding is not built: leave it out"
 _DISAGGREGATION = "prefill/decode disaggregation is not built: leave it out"
 _CONTEXT_PARALLEL = "context parallelism is not built: leave it out"
 _HOST_TIER = "the host tier copies whole pages and ends there: leave it out"
 _HISPARSE = "latents live on the device, whole, while a request runs: leave it out"
-_TORCH_KERNELS = "only the PyTorch kernels are built: use torch"
 _LORA = "LoRA is not built: merge the adapter into the checkpoint"
 
 
@@ -65,7 +63,6 @@ def _refuse(why: str, *names: str) -> list[LaunchFlag]:
 LAUNCH_FLAGS: tuple[LaunchFlag, ...] = (
     # Already true of this worker, or without effect on it.
     _switch("--trust-remote-code", "no effect: code in a model folder is never run"),
-    _switch("--disable-cuda-graph", "already so: steps run without CUDA graphs"),
     _switch("--enable-mixed-chunk", "already so: prefill chunks and decodes share a step"),
     _switch(
         "--enable-priority-scheduling",
@@ -74,22 +71,14 @@ LAUNCH_FLAGS: tuple[LaunchFlag, ...] = (
     _switch("--disable-custom-all-reduce", "no effect: one rank reduces nothing"),
     _switch("--skip-server-warmup", "no effect: there is no warm-up request"),
     _switch("--enable-metrics", "already so: the gateway serves /metrics; see --metrics-port for the worker's own"),
-    LaunchFlag(("--cuda-graph-bs", "--cuda-graph-bs-decode"), _NO_GRAPHS, any_value=True),
-    LaunchFlag(("--cuda-graph-max-bs", "--cuda-graph-max-bs-decode"), _NO_GRAPHS, any_value=True),
     LaunchFlag(("--dist-init-addr", "--nccl-init-addr"), "no effect: one process needs no rendezvous", any_value=True),
     LaunchFlag(("--tokenizer-worker-num",), "no effect: the gateway tokenizes", any_value=True),
     # One value describes what is built.
     LaunchFlag(
         ("--attention-backend",),
-        "the model's own sparse attention runs on the PyTorch kernels: use dsa, nsa or torch",
-        accepts=("dsa", "nsa", "torch"),
+        "attention is the model's own: use dsa or nsa; --dsa-prefill-backend and --dsa-decode-backend choose kernels",
+        accepts=("dsa", "nsa"),
     ),
-    LaunchFlag(("--dsa-prefill-backend", "--nsa-prefill-backend"), _TORCH_KERNELS, accepts=("torch", "auto")),
-    LaunchFlag(("--dsa-decode-backend", "--nsa-decode-backend"), _TORCH_KERNELS, accepts=("torch", "auto")),
-    LaunchFlag(("--dsa-topk-backend", "--nsa-topk-backend"), _TORCH_KERNELS, accepts=("torch", "auto")),
-    LaunchFlag(("--dsa-paged-mqa-logits-backend",), _TORCH_KERNELS, accepts=("torch", "auto")),
-    LaunchFlag(("--moe-runner-backend",), _TORCH_KERNELS, accepts=("torch", "auto")),
-    LaunchFlag(("--fp8-gemm-backend",), _TORCH_KERNELS, accepts=("torch", "auto")),
     LaunchFlag(("--sampling-backend",), "sampling is PyTorch's: use pytorch", accepts=("pytorch",)),
     LaunchFlag(("--page-size",), "pages hold 64 tokens", accepts=("64",)),
     LaunchFlag(("--stream-interval",), "every step is streamed", accepts=("1",)),

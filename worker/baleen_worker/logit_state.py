@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from baleen_worker.staging import list_to_device
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -66,7 +68,7 @@ class LogitState:
         state = self._slots[admission.slot] = SlotState(sampling, num_prompt=admission.num_prompt)
         if sampling.logit_bias:
             ids, values = zip(*sampling.logit_bias, strict=True)
-            state.bias = self._tensor(ids), torch.tensor(values, dtype=torch.float32, device=self._device)
+            state.bias = self._tensor(ids), list_to_device(values, torch.float32, self._device)
         if sampling.min_tokens > 0 and sampling.stop_token_ids:
             state.stop_ids = self._tensor(sampling.stop_token_ids)
         if not sampling.needs_history:
@@ -170,7 +172,7 @@ class LogitState:
 
     def _penalize(self, logits: Tensor, states: Sequence[SlotState]) -> Tensor:
         def column(values: Sequence[float]) -> Tensor:
-            return torch.tensor(values, dtype=torch.float32, device=self._device)[:, None]
+            return list_to_device(values, torch.float32, self._device)[:, None]
 
         places = self._tensor([state.place for state in states])
         counts = self._counts[places]
@@ -213,7 +215,7 @@ class LogitState:
         return self._free_places.pop()
 
     def _tensor(self, values: Sequence[int] | Sequence[tuple[int, ...]]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return list_to_device(values, torch.int64, self._device)
 
 
 def unpack_masks(packed: Tensor, vocab_size: int) -> Tensor:

@@ -68,6 +68,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     weights_bytes: int
     kv_bytes: int
     load_seconds: float
+    features: tuple[str, ...] = ()
 
 
 class LogprobColumns(msgspec.Struct, array_like=True, gc=False):

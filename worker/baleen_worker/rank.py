@@ -91,6 +91,7 @@ def start_engine(assignment: Assignment, end: End) -> Engine:
             weights_bytes=built.weights_bytes,
             kv_bytes=built.kv_bytes,
             load_seconds=time.monotonic() - started_s,
+            features=built.features,
         )
     )
     overlaps = built.computes_beside and not config.disable_overlap_schedule

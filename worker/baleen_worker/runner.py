@@ -1,23 +1,23 @@
-"""Executes step plans on the model. Owns the model, the pools, the page tables and each slot's sampling parameters.
+"""Builds a runner from a model folder: device, dtype, kernels, weights, memory, graphs, in that order.
 
-`build_runner` makes one from a model folder. Nothing here knows of queues or clients. A launch puts a step's work on
-the device, a collect brings its results to the host; on a CPU all work happens in the launch.
-
-Legend: N rows whose logits are wanted, V vocabulary.
+On a GPU memory is measured, not guessed: the largest steps are run on a pool of two pages, the largest graphs are
+captured on it and dropped, and what then remains of the operator's fraction becomes pages. The account is logged.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import os
+import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
+from tqdm import tqdm
 
 from baleen_worker import logit_processors
-from baleen_worker.batch import Batch, LastTokens, PageTables, make_batch
 from baleen_worker.cache.host_pool import CopyingRunner, HostPool, host_pages
 from baleen_worker.cache.storage import (
     KvLayout,
@@ -26,29 +26,60 @@ from baleen_worker.cache.storage import (
     device_capacity_pages,
     host_capacity_pages,
 )
-from baleen_worker.logit_processors import LogitProcessorError, ProcessorContext, apply
-from baleen_worker.logit_state import LogitState
+from baleen_worker.decode_graphs import GraphCapture, padded_sizes
+from baleen_worker.memory_account import MemoryAccount
 from baleen_worker.model.deepseek_v32 import DeepseekForCausalLM
+from baleen_worker.model.fused.model import FusedModel
+from baleen_worker.model.fused.ops import FusedOps
 from baleen_worker.model.numerics import Numerics
 from baleen_worker.model_config import ModelConfig, load_model_config
+from baleen_worker.model_kernels import ModelKernels, choose_kernels, device_of, dtype_of
+from baleen_worker.model_runner import Model, ModelRunner
 from baleen_worker.request import SamplingParams
-from baleen_worker.sampler import SampleSpec, logprobs_of, sample
-from baleen_worker.step import Admission, BuiltRunner, PlannedRow, StepOutput, StepPlan, TokenLogprobs
+from baleen_worker.step import Admission, BuiltRunner, PlannedRow, StepPlan
 from baleen_worker.weights import LoadReport, fill_with_dummy_weights, load_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from torch import Tensor
+    from collections.abc import Callable, Mapping, Sequence
 
     from baleen_worker.config import WorkerConfig
     from baleen_worker.logit_processors import LogitProcessor
 
-# Logits that are held at a time (128 MiB of float32).
-_MAX_LOGITS = 1 << 25
 _MAX_CPU_THREADS = 16
+# Graphs of smaller sizes take what the largest left and little more.
+_GRAPH_MARGIN = 1.15
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Build:
+    """What a runner is made of besides its pools."""
+
+    config: WorkerConfig
+    model: Model
+    layout: KvLayout
+    device: torch.device
+    dtype: torch.dtype
+    context_len: int
+    graph_sizes: Sequence[int]
+    processors: Mapping[str, LogitProcessor]
+
+    def runner(self, num_pages: int) -> tuple[ModelRunner, PagedPools]:
+        """A runner with pools of that many pages, the sink included."""
+        pools = PagedPools(self.layout, num_pages, device=self.device, dtype=self.dtype)
+        runner = ModelRunner(
+            self.model,
+            pools,
+            max_running_requests=self.config.max_running_requests,
+            context_len=self.context_len,
+            page_size=self.config.page_size,
+            device=self.device,
+            logit_processors=self.processors,
+            capture=GraphCapture(self.device) if self.graph_sizes else None,
+            graph_sizes=self.graph_sizes,
+        )
+        return runner, pools
 
 
 def build_runner(config: WorkerConfig, *, on_progress: Callable[[int, int], None] | None = None) -> BuiltRunner:
@@ -57,9 +88,11 @@ def build_runner(config: WorkerConfig, *, on_progress: Callable[[int, int], None
     `on_progress` gets (bytes loaded, bytes in all). Raises ValueError, with a sentence for the operator, for whatever
     the folder, the device or its memory does not allow.
     """
-    device = _device(config.device)
-    dtype = _dtype(config.dtype, device)
+    device = device_of(config.device)
+    dtype = dtype_of(config.dtype, device)
     model_config = load_model_config(config.model_dir, config.model_overrides)
+    if config.uniform_routing and config.load_format != "dummy":
+        raise ValueError("--uniform-routing makes answers meaningless: it goes with --load-format dummy alone")
     numerics = Numerics.for_dtype(dtype)
     # The transform exists for powers of two; it only spreads rounding errors, so others do without.
     width = model_config.index_head_dim
@@ -72,29 +105,37 @@ def build_runner(config: WorkerConfig, *, on_progress: Callable[[int, int], None
     )
     if device.type == "cpu":
         _leave_cores_to_others()
+    kernels = choose_kernels(config, model_config, device=device, dtype=dtype)
     free_before = _free_bytes(device)
-    model, report = _load_model(config, model_config, numerics, device, on_progress)
-    context_len = min(config.context_length or math.inf, model_config.max_position_embeddings)
-    num_pages = 1 + _capacity_pages(config, layout, device, free_before, int(context_len))
-    pools = PagedPools(layout, num_pages, device=device, dtype=dtype)
-    runner = ModelRunner(
+    context_len = int(min(config.context_length or math.inf, model_config.max_position_embeddings))
+    model, report = _load_model(config, model_config, numerics, device, kernels, context_len, on_progress)
+    build = _Build(
+        config,
         model,
-        pools,
-        max_running_requests=config.max_running_requests,
-        context_len=int(context_len),
-        page_size=config.page_size,
-        device=device,
-        logit_processors=logit_processors.load(dict(config.logit_processors)),
+        layout,
+        device,
+        dtype,
+        context_len,
+        _graph_sizes(config, kernels, device),
+        logit_processors.load(dict(config.logit_processors)),
     )
-    _warm_up(runner)
+    if device.type == "cpu":
+        useful_tokens = config.max_running_requests * context_len
+        num_pages = 1 + host_capacity_pages(
+            layout, max_total_tokens=config.max_total_tokens, useful_tokens=useful_tokens
+        )
+        runner, pools = build.runner(num_pages)
+        _warm_up(runner)
+    else:
+        runner, pools = _fill_device(build, free_before, report.weights_bytes)
     num_host_pages, tiered = 0, runner
     if config.host_cache is not None:
         ratio, size_gb = config.host_cache.ratio, config.host_cache.size_gb
-        num_host_pages = host_pages(layout, num_pages - 1, ratio=ratio, size_gb=size_gb)
-        tiered = CopyingRunner(runner, HostPool(pools, num_host_pages))
+        num_host_pages = host_pages(layout, pools.num_pages - 1, ratio=ratio, size_gb=size_gb)
+        tiered = CopyingRunner(runner, HostPool(pools, num_host_pages, by_layer=runner.graphs is None))
     return BuiltRunner(
         runner=tiered,
-        num_pages=num_pages,
+        num_pages=pools.num_pages,
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         layout_id=layout.layout_id,
@@ -102,6 +143,7 @@ def build_runner(config: WorkerConfig, *, on_progress: Callable[[int, int], None
         kv_bytes=pools.num_bytes,
         computes_beside=device.type == "cuda",
         num_host_pages=num_host_pages,
+        features=kernels.features(),
     )
 
 
@@ -109,203 +151,6 @@ def empty_model(config: ModelConfig, numerics: Numerics, *, keep_fp8: bool) -> D
     """The model without memory for its weights, which a loader then supplies."""
     with torch.device("meta"):
         return DeepseekForCausalLM(config, numerics, keep_fp8=keep_fp8)
-
-
-class ModelRunner:
-    """A `Runner` over a model with its weights and pools."""
-
-    def __init__(
-        self,
-        model: DeepseekForCausalLM,
-        pools: PagedPools,
-        *,
-        max_running_requests: int,
-        context_len: int,
-        page_size: int,
-        device: torch.device,
-        logit_processors: Mapping[str, LogitProcessor] | None = None,
-    ) -> None:
-        """Slots are below `max_running_requests`; no request has more than `context_len` tokens."""
-        self._model = model
-        self._pools = pools
-        self._page_size = page_size
-        self._device = device
-        self._tables = PageTables(max_running_requests, math.ceil(context_len / page_size), device=device)
-        self._logit_state = LogitState(max_running_requests, model.config.vocab_size, device)
-        self._logit_processors = logit_processors or {}
-        self._last_tokens = LastTokens(max_running_requests, device=device)
-        self._max_rows = max(1, _MAX_LOGITS // model.config.vocab_size)
-
-    @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> _ModelStep:
-        """See `Runner`."""
-        for admission in plan.admissions:
-            self._logit_state.admit(admission)
-        self._tables.extend(plan.rows)
-        if not plan.rows:
-            return _ModelStep(plan, [], [])
-        batch = make_batch(plan.rows, self._tables, self._last_tokens, self._page_size)
-        self._logit_state.follow(plan.rows, batch.starts, batch.input_ids)
-        hidden = self._model(batch.input_ids, batch.context, self._pools)
-        return _ModelStep(plan, list(self._sample(plan, batch, hidden)), list(self._score(plan, batch, hidden)))
-
-    def _sample(self, plan: StepPlan, batch: Batch, hidden: Tensor) -> Iterator[_Sampled]:
-        sampling_rows = [index for index, row in enumerate(plan.rows) if row.sample]
-        for rows in _pieces(sampling_rows, self._max_rows):
-            last = torch.tensor([batch.starts[row + 1] - 1 for row in rows], device=self._device)
-            logits = self._model.compute_logits(hidden[last])  # [N, V]
-            planned = [plan.rows[row] for row in rows]
-            specs = [SampleSpec(self._logit_state.of(row.slot).sampling, row.output_index) for row in planned]
-            token_ids, failures = self._choose(logits, planned, specs)
-            self._last_tokens.keep(planned, token_ids)
-            wanted = [place for place, spec in enumerate(specs) if spec.sampling.logprobs is not None]
-            logprobs = None
-            if wanted:
-                num_top = [specs[place].sampling.logprobs or 0 for place in wanted]
-                index = torch.tensor(wanted, device=self._device)
-                described = logprobs_of(logits[index], token_ids[index], max(num_top))
-                logprobs = _Logprobs([rows[place] for place in wanted], token_ids[index], num_top, *described)
-            failed = {rows[place]: message for place, message in failures.items()}
-            yield _Sampled(rows, logits.isfinite().all(-1), token_ids, logprobs, failed)
-
-    def _choose(
-        self, logits: Tensor, rows: Sequence[PlannedRow], specs: Sequence[SampleSpec]
-    ) -> tuple[Tensor, dict[int, str]]:
-        """logits [N, V] of the rows -> their tokens [N], and why some have none."""
-        changed = self._logit_state.change(logits, rows)
-        failures: dict[int, str] = {}
-        for place, (row, spec) in enumerate(zip(rows, specs, strict=True)):
-            if spec.sampling.logit_processors:
-                try:
-                    processed = self._process(changed[place].clone(), row.slot)
-                except LogitProcessorError as error:
-                    failures[place] = str(error)
-                else:
-                    changed = changed.index_put((torch.tensor(place, device=self._device),), processed)
-        changed = self._logit_state.forbid(changed, rows)
-        return self._logit_state.force(sample(changed, specs), rows), failures
-
-    def _process(self, logits: Tensor, slot: int) -> Tensor:
-        state = self._logit_state.of(slot)
-        context = ProcessorContext(
-            prompt_token_ids=tuple(state.token_ids[: state.num_prompt]),
-            output_token_ids=tuple(state.token_ids[state.num_prompt :]),
-        )
-        for name in state.sampling.logit_processors:
-            logits = apply(name, self._logit_processors[name], logits, context)
-        return logits
-
-    def _score(self, plan: StepPlan, batch: Batch, hidden: Tensor) -> Iterator[_Scored]:
-        for index, row in enumerate(plan.rows):
-            num_top = self._logit_state.of(row.slot).sampling.prompt_logprobs or 0
-            places = range(batch.starts[index], batch.starts[index] + len(row.score_token_ids))
-            for piece in _pieces(places, self._max_rows):
-                first = piece[0] - batch.starts[index]
-                token_ids = torch.tensor(row.score_token_ids[first : first + len(piece)], device=self._device)
-                logits = self._model.compute_logits(hidden[piece[0] : piece[-1] + 1])  # [N, V]
-                rows = [index] * len(piece)
-                described = logprobs_of(logits, token_ids, num_top)
-                logprobs = _Logprobs(rows, token_ids, [num_top] * len(piece), *described)
-                yield _Scored(index, logits.isfinite().all(), logprobs)
-
-
-class _ModelStep:
-    """A step whose results are still on the device."""
-
-    def __init__(self, plan: StepPlan, sampled: Sequence[_Sampled], scored: Sequence[_Scored]) -> None:
-        self._plan = plan
-        self._sampled = sampled
-        self._scored = scored
-
-    def collect(self) -> StepOutput:
-        """See `StepHandle`."""
-        token_ids: list[list[int]] = [[] for _ in self._plan.rows]
-        output = StepOutput(self._plan.step, token_ids)
-        for piece in self._sampled:
-            finite = piece.finite.tolist()
-            for row, is_finite, token_id in zip(piece.rows, finite, piece.token_ids.tolist(), strict=True):
-                token_ids[row].append(token_id)
-                if not is_finite:
-                    self._note_error(output, row)
-            for row, message in piece.failed.items():
-                output.errors.setdefault(row, message)
-            if piece.logprobs is not None:
-                piece.logprobs.add_to(output.logprobs)
-        for piece in self._scored:
-            piece.logprobs.add_to(output.prompt_logprobs)
-            if not piece.finite.item():
-                self._note_error(output, piece.row)
-        for row in output.errors:
-            token_ids[row] = []
-            output.logprobs.pop(row, None)
-            output.prompt_logprobs.pop(row, None)
-        return output
-
-    def _note_error(self, output: StepOutput, row: int) -> None:
-        planned = self._plan.rows[row]
-        last = planned.start + planned.num_tokens - 1
-        output.errors[row] = f"the model's logits are not finite for positions {planned.start} to {last}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Logprobs:
-    """Of N tokens: whose row, which token, how many alternatives are wanted, and what `logprobs_of` says."""
-
-    rows: Sequence[int]
-    token_ids: Tensor
-    num_top: Sequence[int]
-    logprobs: Tensor
-    top_ids: Tensor
-    top_logprobs: Tensor
-
-    def add_to(self, output: dict[int, TokenLogprobs]) -> None:
-        """Appends each token's to those of its row."""
-        columns = (self.token_ids, self.logprobs, self.top_ids, self.top_logprobs)
-        on_host = (column.tolist() for column in columns)
-        for row, k, token_id, logprob, ids, values in zip(self.rows, self.num_top, *on_host, strict=True):
-            described = output.setdefault(row, TokenLogprobs())
-            described.token_ids.append(token_id)
-            described.logprobs.append(logprob)
-            described.top_token_ids.append(ids[:k])
-            described.top_logprobs.append(values[:k])
-
-
-@dataclass(frozen=True, slots=True)
-class _Sampled:
-    """One token for each of N rows. finite [N] bool: whether a row's logits are. failed: rows and what broke there."""
-
-    rows: Sequence[int]
-    finite: Tensor
-    token_ids: Tensor
-    logprobs: _Logprobs | None
-    failed: Mapping[int, str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Scored:
-    """Consecutive given tokens of one row. finite: [] bool."""
-
-    row: int
-    finite: Tensor
-    logprobs: _Logprobs
-
-
-def _pieces(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    return (items[start : start + size] for start in range(0, len(items), size))
-
-
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: this installation of PyTorch finds no CUDA device; use --device cpu")
-    if name == "cuda" or (name == "auto" and torch.cuda.is_available()):
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
 def _leave_cores_to_others() -> None:
@@ -324,22 +169,31 @@ def _load_model(
     model_config: ModelConfig,
     numerics: Numerics,
     device: torch.device,
+    kernels: ModelKernels,
+    context_len: int,
     on_progress: Callable[[int, int], None] | None,
-) -> tuple[DeepseekForCausalLM, LoadReport]:
-    model = empty_model(model_config, numerics, keep_fp8=False)
-    if _exceeds(model, device, config.mem_fraction_static) and model_config.quantization_config is not None:
+) -> tuple[Model, LoadReport]:
+    fused = kernels.selection is not None
+    model = empty_model(model_config, numerics, keep_fp8=fused)
+    too_large = not fused and _exceeds(model, device, config.mem_fraction_static)
+    if too_large and model_config.quantization_config is not None:
         model = empty_model(model_config, numerics, keep_fp8=True)
         logger.info("keeping FP8 weights as stored: dequantised they would not fit the device")
     if config.load_format == "dummy":
-        return model, fill_with_dummy_weights(model, device=device, seed=config.seed)
-    report = load_weights(model, config.model_dir, model_config, device=device, on_progress=on_progress)
-    logger.info(
-        "loaded %d tensors, %.1f MiB; skipped %d tensors of multi-token-prediction layers",
-        report.num_tensors,
-        report.num_bytes_read / 2**20,
-        report.num_mtp_tensors_skipped,
-    )
-    return model, report
+        report = fill_with_dummy_weights(model, device=device, seed=config.seed)
+    else:
+        report = load_weights(model, config.model_dir, model_config, device=device, on_progress=on_progress)
+        logger.info(
+            "loaded %d tensors, %.1f MiB; skipped %d tensors of multi-token-prediction layers",
+            report.num_tensors,
+            report.num_bytes_read / 2**20,
+            report.num_mtp_tensors_skipped,
+        )
+    if kernels.selection is None:
+        return model, report
+    ops = FusedOps.of(kernels.selection)
+    uniform = config.uniform_routing
+    return FusedModel(model, ops, max_positions=context_len, device=device, uniform_routing=uniform), report
 
 
 def _exceeds(model: DeepseekForCausalLM, device: torch.device, mem_fraction_static: float) -> bool:
@@ -350,23 +204,100 @@ def _exceeds(model: DeepseekForCausalLM, device: torch.device, mem_fraction_stat
     return needed > mem_fraction_static * _free_bytes(device)
 
 
+def _graph_sizes(config: WorkerConfig, kernels: ModelKernels, device: torch.device) -> Sequence[int]:
+    """What decode steps are padded to; nothing for no graphs."""
+    if device.type == "cpu" or config.disable_cuda_graph:
+        return ()
+    obstacle = kernels.graph_obstacle
+    if obstacle is not None:
+        logger.info("steps run without CUDA graphs: %s", obstacle)
+        return ()
+    most = min(config.cuda_graph_max_bs or config.max_running_requests, config.max_running_requests)
+    return config.cuda_graph_bs or padded_sizes(most)
+
+
 def _free_bytes(device: torch.device) -> int:
     return 0 if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
 
 
-def _capacity_pages(
-    config: WorkerConfig, layout: KvLayout, device: torch.device, free_before: int, context_len: int
-) -> int:
-    if device.type == "cpu":
-        useful_tokens = config.max_running_requests * context_len
-        return host_capacity_pages(layout, max_total_tokens=config.max_total_tokens, useful_tokens=useful_tokens)
-    return device_capacity_pages(
-        layout,
+def _fill_device(build: _Build, free_before: int, weights_bytes: int) -> tuple[ModelRunner, PagedPools]:
+    """The runner with as many pages as fit, its graphs captured."""
+    config, device = build.config, build.device
+    workspace_bytes, graph_bytes = _measure(build)
+    num_pages = 1 + device_capacity_pages(
+        build.layout,
         max_total_tokens=config.max_total_tokens,
         free_before=free_before,
-        free_now=_free_bytes(device),
+        # What PyTorch keeps for itself counts as free, and the largest step as taken.
+        free_now=_free_bytes(device) - workspace_bytes - graph_bytes,
         mem_fraction_static=config.mem_fraction_static,
     )
+    runner, pools = build.runner(num_pages)
+    _warm_up(runner)
+    graph_bytes = _capture(runner)
+    account = MemoryAccount(
+        free_before,
+        weights_bytes=weights_bytes,
+        kv_bytes=pools.num_bytes,
+        kv_tokens=(num_pages - 1) * config.page_size,
+        graph_bytes=graph_bytes,
+        workspace_bytes=workspace_bytes,
+        free_after=_free_bytes(device),
+    )
+    for line in account.lines():
+        logger.info("%s", line)
+    return runner, pools
+
+
+def _measure(build: _Build) -> tuple[int, int]:
+    """Bytes that the largest steps and the largest graphs take beside weights and pages, on a pool of two pages."""
+    device = build.device
+    runner, _ = build.runner(2)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    _warm_up(runner)
+    for plan in _largest_steps(build):
+        runner.launch(plan).collect()
+    workspace_bytes = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    free = _free_bytes(device)
+    if runner.graphs is not None:
+        runner.graphs.prepare_largest()
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+    graph_bytes = int(_GRAPH_MARGIN * max(0, free - _free_bytes(device)))
+    del runner
+    gc.collect()
+    torch.cuda.empty_cache()
+    return workspace_bytes, graph_bytes
+
+
+def _largest_steps(build: _Build) -> list[StepPlan]:
+    """Prompt pieces of a whole budget, at the start and at the end of the longest context, all on the sink page."""
+    budget = build.config.chunked_prefill_size
+    size = build.context_len - 1 if budget == -1 else min(budget, build.context_len - 1)
+    admission = Admission(0, SamplingParams(max_tokens=1, seed=0))
+    starts = {0, build.context_len - 1 - size}
+    rows = [PlannedRow(0, start, (0,) * size, 0, (), sample=True, output_index=0) for start in sorted(starts)]
+    return [StepPlan(0, (admission,), (row,)) for row in rows]
+
+
+def _capture(runner: ModelRunner) -> int:
+    """Captures all graphs; returns the bytes that they take."""
+    if runner.graphs is None:
+        return 0
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info()[0]
+    with tqdm(desc="capturing graphs", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        runner.graphs.prepare(show)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return max(0, free - torch.cuda.mem_get_info()[0])
 
 
 def _warm_up(runner: ModelRunner) -> None:

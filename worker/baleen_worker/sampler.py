@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from baleen_worker.staging import list_to_device
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -51,14 +53,14 @@ def sample(logits: Tensor, specs: Sequence[SampleSpec]) -> Tensor:
     size = max(1, _MAX_ELEMENTS // logits.shape[1])
     for start in range(0, len(random_rows), size):
         rows = random_rows[start : start + size]
-        index = torch.tensor(rows, device=logits.device)
+        index = list_to_device(rows, torch.int64, logits.device)
         chosen[index] = _sample_random(logits[index], [specs[row] for row in rows])
     return chosen
 
 
 def _sample_random(logits: Tensor, specs: Sequence[SampleSpec]) -> Tensor:
     def column(values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=logits.device)[:, None]
+        return list_to_device(values, torch.float64, logits.device)[:, None]
 
     params = [spec.sampling for spec in specs]
     scores = logits.double()
@@ -68,7 +70,7 @@ def _sample_random(logits: Tensor, specs: Sequence[SampleSpec]) -> Tensor:
     )  # [N, V], likeliest is 0
     cut = [row for row, p in enumerate(params) if p.top_p < 1.0 or 0 < p.top_k < logits.shape[1]]
     if cut:
-        index = torch.tensor(cut, device=logits.device)
+        index = list_to_device(cut, torch.int64, logits.device)
         scores[index] = _cut_tail(scores[index], [params[row] for row in cut])
     # A bound on the quotient of probabilities; the likeliest itself always stays.
     scores.masked_fill_(scores < column([p.min_p for p in params]).log(), -torch.inf)
@@ -79,8 +81,9 @@ def _cut_tail(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """scores [N, V] -> the same with -inf where `top_k` and `top_p` leave a token out."""
     num_ids = scores.shape[1]
     ordered, ids = scores.sort(dim=-1, descending=True, stable=True)
-    top_k = torch.tensor([p.top_k if 0 < p.top_k < num_ids else num_ids for p in params], device=scores.device)
-    top_p = torch.tensor([p.top_p for p in params], dtype=scores.dtype, device=scores.device)
+    most = [p.top_k if 0 < p.top_k < num_ids else num_ids for p in params]
+    top_k = list_to_device(most, torch.int64, scores.device)
+    top_p = list_to_device([p.top_p for p in params], scores.dtype, scores.device)
     rank = torch.arange(num_ids, device=scores.device)
     ordered = ordered.masked_fill(rank >= top_k[:, None], -torch.inf)
     probs = ordered.softmax(-1)
@@ -95,7 +98,7 @@ def gumbel_noise(specs: Sequence[SampleSpec], vocab_size: int, device: torch.dev
     """[N, V] float64 as the module docstring defines it: a row depends on its spec's seed and output index alone."""
     keys = [_mix_int(spec.sampling.seed + (spec.output_index + 1) * _G) for spec in specs]
     places = torch.arange(1, vocab_size + 1, device=device) * _signed(_G)
-    bits = _mix(torch.tensor([_signed(key) for key in keys], device=device)[:, None] + places)
+    bits = _mix(list_to_device([_signed(key) for key in keys], torch.int64, device)[:, None] + places)
     u = (_shift_right(bits, 11).double() + 0.5) * 2.0**-53
     # Above 1 - 2^-53 the sum rounds to one, whose logarithm is zero.
     return -(-u.clamp(max=1.0 - 2.0**-53).log()).log()

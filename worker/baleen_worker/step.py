@@ -159,6 +159,7 @@ class BuiltRunner:
     `num_pages` counts the sink page. `layout_id` names the byte layout of a page: workers exchange pages only when it
     is equal. `computes_beside`: a launch returns before the step is done, so that planning the next one costs no time.
     `num_host_pages`: pages that `PageCopies` may name.
+    `features`: the arithmetic and the kernels that it computes with.
     """
 
     runner: Runner
@@ -170,3 +171,4 @@ class BuiltRunner:
     kv_bytes: int
     computes_beside: bool = False
     num_host_pages: int = 0
+    features: tuple[str, ...] = ()

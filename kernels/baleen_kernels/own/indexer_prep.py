@@ -79,12 +79,13 @@ def _prepare(
     partner_signs = tl.load(signs + ROPE // 2 * WIDTH + row + channel).to(operand)
     rest_row = (ROPE + tl.arange(0, WIDTH - ROPE))[:, None] * WIDTH
     rest_signs = tl.load(signs + rest_row + channel).to(operand)
-    blocks: tl.constexpr = HEADS // BLOCK
+    blocks: tl.constexpr = HEADS // BLOCK  # 0 where only keys are stored
+    at_least_one: tl.constexpr = blocks if blocks > 0 else 1
     query_programs = tl.cdiv(num_tokens, TOKENS) * blocks
     if program < query_programs:
-        heads = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
+        heads = (program % at_least_one) * BLOCK + tl.arange(0, BLOCK)
         for turn in range(TOKENS):
-            token = (program // blocks).to(tl.int64) * TOKENS + turn
+            token = (program // at_least_one).to(tl.int64) * TOKENS + turn
             if token < num_tokens:
                 q_angle = cos_sin + tl.load(positions + token) * ROPE + pair
                 q_cos, q_sin = tl.load(q_angle), tl.load(q_angle + ROPE // 2)
@@ -173,7 +174,7 @@ def prepare(
             q.stride(0),
             k.stride(0),
             head_weights.stride(0),
-            (heads * width) ** -0.5,
+            (max(heads, 1) * width) ** -0.5,
             NORM_EPS,
             HEADS=heads,
             BLOCK=block,

@@ -161,6 +161,16 @@ class PagedPools:
         stores = [self._latents[layer]] + ([self._index_keys[layer]] if layer in self._index_keys else [])
         return [store.view(self.num_pages, -1).view(torch.uint8) for store in stores]
 
+    def latent_store(self, layer: int) -> Tensor:
+        """The tensor behind a layer's latents, [slots, C + R] or [slots, bytes] uint8, for ops that work in place."""
+        self.before_access(layer)
+        return self._latents[layer]
+
+    def index_store(self, layer: int) -> Tensor:
+        """The tensor behind a layer's index keys, [pages, bytes] uint8 where they are FP8."""
+        self.before_access(layer)
+        return self._index_keys[layer]
+
     def page_bytes(self, layer: int, page: int) -> tuple[Tensor, Tensor | None]:
         """The bytes of one page in one layer, as uint8 views: latents, and index keys where there are any."""
         latents = self._latents[layer].view(self.num_pages, -1)[page].view(torch.uint8)

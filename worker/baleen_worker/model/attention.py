@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 import torch
 from baleen_kernels.mha_dense import mha_dense
+from baleen_kernels.mha_partial import mha_partial
 from baleen_kernels.mla_sparse import mla_selected, mla_sparse
 from baleen_kernels.rope import rope
 from torch import Tensor, nn
 
+from baleen_worker.model.expanded import attend_expanded
 from baleen_worker.model.indexer import Indexer, all_visible
 from baleen_worker.model.linear import BlockLinear, RmsNorm
 from baleen_worker.model.rope import softmax_scale
@@ -99,12 +101,15 @@ class Attention(nn.Module):
 
     def _attend_expanded(self, q_nope: Tensor, q_rope: Tensor, rows: ExpandedRows, step: AttentionStep) -> Tensor:
         """Keys and values per head, every visible key: [Te, H, N | R] -> [Te, H, V]."""
-        kv_latent, k_rope = step.pools.read_latent(self.layer, rows.kv_slots)  # [n, C], [n, R]
-        kv = self.kv_b_proj(kv_latent).unflatten(1, (self.num_heads, -1))  # [n, H, N + V]
-        k_nope, v = kv.split([self.nope_dim, self.value_dim], -1)
-        k = torch.cat([k_nope, k_rope[:, None].expand(-1, self.num_heads, -1)], -1)  # [n, H, N + R]
+
+        def expand(kv_slots: Tensor) -> tuple[Tensor, Tensor]:
+            kv_latent, k_rope = step.pools.read_latent(self.layer, kv_slots)  # [n, C], [n, R]
+            kv = self.kv_b_proj(kv_latent).unflatten(1, (self.num_heads, -1))  # [n, H, N + V]
+            k_nope, v = kv.split([self.nope_dim, self.value_dim], -1)
+            return torch.cat([k_nope, k_rope[:, None].expand(-1, self.num_heads, -1)], -1), v  # [n, H, N + R]
+
         q = torch.cat([q_nope, q_rope], -1)
-        return mha_dense(q, k, v, rows.cu_q, rows.cu_k, softmax_scale=self.softmax_scale)
+        return attend_expanded(q, rows, expand, softmax_scale=self.softmax_scale, whole=mha_dense, partial=mha_partial)
 
     def _attend_absorbed(
         self, q_nope: Tensor, q_rope: Tensor, picks: Tensor, rows: AbsorbedRows, step: AttentionStep

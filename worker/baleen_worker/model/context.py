@@ -25,7 +25,7 @@ class ForwardRow:
     Its tokens are `start .. start + num_tokens` of the batch and sit at the last `num_tokens` of its `context_len`
     positions. Keys of all earlier positions are already in the pools, in every layer.
 
-    page_table: [>= ceil(context_len / page_size)] int64, on the model's device; position p lives in slot
+    page_table: [>= ceil(context_len / page_size)] integer, on the model's device; position p lives in slot
     `page_table[p // page_size] * page_size + p % page_size`.
     is_prefill: the tokens are a piece of a prompt (or of a prompt computed again); otherwise sampled tokens. It steers
     only which of two equal forms of attention is computed.

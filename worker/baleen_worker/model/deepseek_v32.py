@@ -97,11 +97,10 @@ class DeepseekForCausalLM(nn.Module):
 
     def attention_step(self, context: ForwardContext, pools: KvPools) -> AttentionStep:
         """What every layer of one step shares."""
-        index_topk = self.config.index_topk if self.config.has_indexer else None
         return AttentionStep(
             rotary=rotary_table(context.positions, self.frequencies, self.rotary_magnitude),
             kv_slots=context.kv_slots,
-            plan=plan_attention(context, index_topk=index_topk, form=self.attention_form),
+            plan=plan_attention(context, config=self.config, form=self.attention_form),
             pools=pools,
         )
 

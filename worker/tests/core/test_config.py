@@ -63,7 +63,7 @@ def test_the_values_of_our_own_flags_arrive(tmp_path: Path) -> None:
 def test_flags_of_the_launch_guide_are_taken_where_they_are_true_here(tmp_path: Path) -> None:
     line = (
         "--trust-remote-code --tp 1 --dp-size 1 --ep 1 --pp-size 1 --nnodes 1 --node-rank 0 --page-size 64 "
-        "--attention-backend nsa --disable-cuda-graph --radix-eviction-policy lru --cuda-graph-bs 1 2 4 8 "
+        "--attention-backend nsa --radix-eviction-policy lru "
         "--disaggregation-mode null --dist-init-addr 10.0.0.1:5000"
     )
     assert parse([str(tmp_path), *line.split()]) == parse([str(tmp_path)])
@@ -75,9 +75,10 @@ def test_flags_of_the_launch_guide_are_taken_where_they_are_true_here(tmp_path: 
         ("--tp", "8", "one rank"),
         ("--dp", "2", "one rank"),
         ("--nnodes", "2", "one rank"),
-        ("--attention-backend", "fa3", "use dsa, nsa or torch"),
-        ("--nsa-prefill-backend", "flashmla_sparse", "use torch"),
-        ("--dsa-decode-backend", "flashmla_kv", "use torch"),
+        ("--attention-backend", "fa3", "use dsa or nsa"),
+        ("--nsa-prefill-backend", "flashinfer", "invalid choice: 'flashinfer'"),
+        ("--dsa-decode-backend", "nonsense", "invalid choice: 'nonsense'"),
+        ("--cuda-graph-max-bs", "0", "from 1 to 256"),
         ("--page-size", "1", "64 tokens"),
         ("--speculative-algorithm", "EAGLE", "speculative decoding is not built"),
         ("--disaggregation-mode", "prefill", "disaggregation is not built"),

@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from baleen_worker.model.attention_plan import AttentionForm, plan_attention
+from baleen_kernels.mha_dense import mha_dense
+from baleen_kernels.mha_partial import mha_partial
+from baleen_worker.model import attention_plan, expanded
+from baleen_worker.model.attention_plan import AttentionForm, ExpandedRows, expanding_pays, plan_attention
 from baleen_worker.model.context import ForwardContext, ForwardRow
 from baleen_worker.model.deepseek_v32 import DeepseekForCausalLM
+from baleen_worker.model.expanded import attend_expanded
 from baleen_worker.model.numerics import Numerics
 from baleen_worker.model.rope import rotary_frequencies, rotary_magnitude, rotary_table, softmax_scale
 from cases import CASES, MSCALE, prepared
+from expectation import assert_same
 from product import FLOAT32, build, model_config
 from stepper import Stepper, garbage_pools, in_chunks, whole
 from tiny_models import V32, YARN, make_weights
@@ -157,13 +162,73 @@ def test_every_token_is_in_one_group() -> None:
     context = _plan_context(
         [(1, 300, False), (1, 290, False), (1, 5, False), (4, 4, True), (7, 90, True), (2, 2, True)]
     )
-    plan = plan_attention(context, index_topk=16, form=AttentionForm.AUTO)
+    plan = plan_attention(context, config=model_config({**V32, "index_topk": 16}), form=AttentionForm.AUTO)
     assert plan.expanded is not None
     assert plan.expanded.tokens.tolist() == [3, 4, 5, 6, 14, 15]
     groups = [rows.tokens.tolist() for rows in plan.absorbed]
     assert sorted(groups) == [[0, 1], [2], [7, 8, 9, 10, 11, 12, 13]]
     for rows in plan.absorbed:
         assert (rows.num_visible == context.positions[rows.tokens] + 1).all()
+
+
+def test_expanding_pays_where_many_tokens_share_the_keys() -> None:
+    """With the released widths some 174 tokens make up for expanding their keys; fewer, if the others are padded."""
+    config = model_config(RELEASED)
+    assert [expanding_pays(config, n, 4096 + n) for n in (1, 150, 200)] == [False, False, True]
+    assert expanding_pays(config, 2048, 2048)
+    assert not expanding_pays(config, 64, 64)
+    assert expanding_pays(config, 64, 64, absorbed_keys=2048)
+
+
+def test_a_piece_that_crosses_the_selection_is_parted(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = model_config({**V32, "index_topk": 16})
+    context = _plan_context([(1, 9, False), (30, 40, True), (20, 20, True), (5, 12, True), (6, 60, True)])
+    monkeypatch.setattr(attention_plan, "expanding_pays", lambda *_: True)
+    plan = plan_attention(context, config=config, form=AttentionForm.AUTO)
+    assert plan.expanded is not None
+    assert plan.expanded.tokens.tolist() == [*range(1, 7), *range(31, 47), *range(51, 56)]
+    assert (plan.expanded.cu_q, plan.expanded.cu_k) == ([0, 6, 22, 27], [0, 16, 32, 44])
+    absorbed = sorted(rows.tokens.tolist() for rows in plan.absorbed)
+    assert absorbed == [[0], [*range(7, 31)], [*range(47, 51)], [*range(56, 62)]]
+    monkeypatch.setattr(attention_plan, "expanding_pays", lambda *_: False)
+    plan = plan_attention(context, config=config, form=AttentionForm.AUTO)
+    assert plan.expanded is None
+
+
+@pytest.mark.parametrize("max_numbers", [1, 2 * 3 * 12 * 4, 2 * 3 * 12 * 7, 1 << 20])
+def test_keys_expanded_part_by_part_give_the_same(max_numbers: int) -> None:
+    """Queries of three rows: a whole prompt, one after a prefix, one token after a long prefix."""
+    g = torch.Generator().manual_seed(0)
+    heads, cu_q, cu_k = 3, [0, 9, 14, 15], [0, 9, 40, 90]
+    q, k = (torch.randn(n, heads, 12, generator=g, dtype=torch.float64) for n in (15, 90))
+    v = torch.randn(90, heads, 8, generator=g, dtype=torch.float64)
+    slots = torch.randperm(90, generator=g)
+    rows = ExpandedRows(torch.arange(15), slots, cu_q, cu_k)
+    found = attend_expanded(
+        q,
+        rows,
+        lambda kv_slots: (k[kv_slots], v[kv_slots]),
+        softmax_scale=0.3,
+        whole=mha_dense,
+        partial=mha_partial,
+        max_numbers=max_numbers,
+    )
+    expected = mha_dense(q, k[slots], v[slots], cu_q, cu_k, softmax_scale=0.3)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["v32", "v3"])
+@pytest.mark.parametrize("sizes", [[90], [30], [50, 40]])
+def test_parted_and_merged_attention_is_the_same_model(
+    monkeypatch: pytest.MonkeyPatch, name: str, sizes: list[int]
+) -> None:
+    """Every piece is parted at the selection and every prefix expanded in parts of a few keys."""
+    monkeypatch.setattr(attention_plan, "expanding_pays", lambda *_: True)
+    monkeypatch.setattr(expanded, "MAX_EXPANDED_NUMBERS", 2 * 4 * 40 * 7)
+    case = prepared(name)
+    ids = case.sequences[0]
+    result = Stepper(build(case.config, case.weights), [ids], [len(ids)]).run(in_chunks(len(ids), sizes))[0]
+    assert_same(result, case.expected[0])
 
 
 def test_bfloat16_is_close_to_float32() -> None:

@@ -38,7 +38,7 @@ def test_tables_grow_in_place() -> None:
     tables.extend([row(1, 64, 1), row(0, 0, 1, (0, [8]))])
     tables.extend([row(1, 65, 64, (1, [5, 2]))])
     assert tables.tensor is tensor
-    assert tensor.tolist() == [[8, 0, 0, 0], [3, 5, 2, 0]]
+    assert tensor.tolist() == [[8, 0, 0, 0], [3, 5, 2, 0], [0, 0, 0, 0]]  # the last is nobody's
     tables.extend([row(1, 0, 1, (0, [6]))])
     assert tensor[1].tolist() == [6, 5, 2, 0]
 

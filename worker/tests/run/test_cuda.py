@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from baleen_worker import runner
+from baleen_worker.model_runner import ModelRunner
 from baleen_worker.request import SamplingParams
 from baleen_worker.sampler import SampleSpec, gumbel_noise, sample
 from driver import Driver, Sequence, build, prompt
+from tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,12 +57,45 @@ def test_float32_equals_the_cpu(monkeypatch: pytest.MonkeyPatch, temperature: fl
         assert here.prompt_logprobs.logprobs == pytest.approx(there.prompt_logprobs.logprobs, abs=1e-3)
 
 
+def _questions(tokenizer: Tokenizer) -> list[Sequence]:
+    """Facts in texts on both sides of the selection, and what they are asked for."""
+    filler = "The river follows a small boat until the evening. Nobody counts the missing key with great care. "
+    names = ("Kamiro", "Dosabe", "Lutani", "Reviko", "Pomase", "Tidalu")
+    sequences = []
+    for number, name in enumerate(names):
+        before, after = filler * (1 + 4 * number), filler * (1 + 3 * (5 - number))
+        text = f"{before}The code of {name} is {4821 + 313 * number}. {after}"
+        question = f"<｜begin▁of▁sentence｜><｜User｜>{text}\n\nWhat is the code of {name}?<｜Assistant｜></think>"
+        ids = tokenizer.encode(question, add_special_tokens=False).ids
+        sequences.append(Sequence(ids, SamplingParams(max_tokens=12, seed=0, temperature=0.0)))
+    return sequences
+
+
+@pytest.mark.parametrize("disable_cuda_graph", [False, True], ids=["graph", "eager"])
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8_e4m3"])
-def test_bfloat16_runs(kv_cache_dtype: str) -> None:
-    built = build(MICRO, device="cuda", dtype="auto", kv_cache_dtype=kv_cache_dtype)
+def test_fused_answers_are_those_of_the_cpu(kv_cache_dtype: str, disable_cuda_graph: bool) -> None:
+    tokenizer = Tokenizer.from_file(str(MICRO / "tokenizer.json"))
+    expected, found = _questions(tokenizer), _questions(tokenizer)
+    Driver(build(MICRO, max_total_tokens=16_384), 0, max_chunk=300).run(expected)
+    built = build(
+        MICRO,
+        device="cuda",
+        dtype="auto",
+        arithmetic="fused",
+        kv_cache_dtype=kv_cache_dtype,
+        max_total_tokens=16_384,
+        disable_cuda_graph=disable_cuda_graph,
+        cuda_graph_bs=(2, 6),
+    )
     assert built.dtype == "bfloat16"
-    for sequence in run(built, temperature=0.0):
-        assert len(set(sequence.output)) > 4
+    assert "kernel:masked_gemm=deep_gemm" in built.features
+    runner = built.runner
+    assert isinstance(runner, ModelRunner)
+    assert (runner.graphs is None) == disable_cuda_graph
+    Driver(built, 0, max_chunk=300).run(found)
+    answers = [(tokenizer.decode(a.output), tokenizer.decode(b.output)) for a, b in zip(found, expected, strict=True)]
+    same = sum(here == there for here, there in answers)
+    assert same >= len(answers) - 1, answers
 
 
 def test_pools_fill_the_fraction_asked_for() -> None:

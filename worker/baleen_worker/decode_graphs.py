@@ -1,0 +1,181 @@
+"""Decode steps as CUDA graphs: from the slots of the rows to their sampled tokens, launched as one piece of work.
+
+A graph holds everything between two steps: which tokens are fed, where they sit, the plans of attention and of scoring,
+all layers, the output head and the greedy choice. Only a handful of integers a row come from the host. Steps are
+padded with rows of a slot that belongs to nobody, whose pages are the sink.
+
+Two variants for each size: `short`, when no row sees more keys than the selection holds, so that nothing is scored; and
+`long`. Where a row samples at random or asks for more than its token, what follows the logits runs behind the graph.
+
+`capture` turns a function without arguments into a replay of it: on a CPU, where tests run, into the function itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from baleen_worker.model.fused.experts import MOST_BOXED
+from baleen_worker.model.fused.step import FusedStep, SingleRows
+from baleen_worker.staging import to_device
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from baleen_worker.batch import LastTokens, PageTables
+    from baleen_worker.cache.storage import PagedPools
+    from baleen_worker.model.fused.model import FusedModel
+    from baleen_worker.step import PlannedRow
+
+Replay = Callable[[], None]
+Capture = Callable[[Callable[[], None]], Replay]
+
+# What a row tells the graph, as rows of the integer input.
+_SLOT, _POSITION, _TOKEN = range(3)
+_FROM_DEVICE = -1
+
+
+def padded_sizes(most: int) -> list[int]:
+    """Sizes that are captured: every one up to 8, then in widening steps, so that padding stays below a fifth."""
+    sizes = [*range(1, 9), *range(10, 17, 2), *range(20, 33, 4), *range(40, 65, 8), *range(80, 129, 16)]
+    sizes += range(160, MOST_BOXED + 1, 32)
+    most = min(most, MOST_BOXED)
+    return sorted({*(size for size in sizes if size < most), most})
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Of N rows: logits [N, V] float32, greedy tokens [N] int64, whether the logits are finite [N] bool.
+
+    Views of buffers that the next step writes to.
+    """
+
+    logits: Tensor
+    token_ids: Tensor
+    finite: Tensor
+
+
+class DecodeGraphs:
+    """The graphs of one model on its pools."""
+
+    def __init__(
+        self,
+        model: FusedModel,
+        pools: PagedPools,
+        tables: PageTables,
+        last_tokens: LastTokens,
+        *,
+        sizes: Sequence[int],
+        page_size: int,
+        capture: Capture,
+    ) -> None:
+        """`sizes`: what steps are padded to, ascending. Captures nothing yet.
+
+        The last slot of `tables` and of `last_tokens` belongs to no request.
+        """
+        self._model, self._pools, self._tables, self._last_tokens = model, pools, tables, last_tokens
+        self._page_size, self._capture = page_size, capture
+        self._device = device = tables.tensor.device
+        self.sizes = sizes
+        most = sizes[-1]
+        self._spare_slot = tables.tensor.shape[0] - 1
+        # One buffer for all sizes; a graph uses its first columns or rows.
+        self._input = torch.zeros(3, most, dtype=torch.int64, device=device)
+        self._logits = torch.zeros(most, model.config.vocab_size, device=device)
+        self._token_ids = torch.zeros(most, dtype=torch.int64, device=device)
+        self._finite = torch.zeros(most, dtype=torch.bool, device=device)
+        self._replays: dict[tuple[int, bool], Replay] = {}
+
+    def takes(self, rows: Sequence[PlannedRow]) -> bool:
+        """Whether the step is one of these: only rows of one token, not too many, nothing to score."""
+        if not rows or len(rows) > self.sizes[-1]:
+            return False
+        return all(row.num_tokens == 1 and row.sample and not row.score_token_ids for row in rows)
+
+    def prepare(self, on_progress: Callable[[int, int], None] | None = None) -> None:
+        """Captures all sizes, the largest first, so that the smaller ones find memory that it has taken."""
+        wanted = [(size, short) for size in reversed(self.sizes) for short in (True, False)]
+        for done, (size, short) in enumerate(wanted):
+            self._replay(size, short)
+            if on_progress is not None:
+                on_progress(done + 1, len(wanted))
+
+    def prepare_largest(self) -> None:
+        """Captures the largest size alone, which says how much memory all of them need."""
+        for short in (True, False):
+            self._replay(self.sizes[-1], short)
+
+    def decode(self, rows: Sequence[PlannedRow]) -> Decoded:
+        """Launches the step. The greedy tokens are already remembered for the rows' slots."""
+        num_rows = len(rows)
+        size = next(size for size in self.sizes if size >= num_rows)
+        values = np.empty((3, size), dtype=np.int64)
+        values[:, num_rows:] = [[self._spare_slot], [0], [0]]
+        values[_SLOT, :num_rows] = [row.slot for row in rows]
+        values[_POSITION, :num_rows] = [row.start for row in rows]
+        values[_TOKEN, :num_rows] = [row.token_ids[0] if row.token_ids else _FROM_DEVICE for row in rows]
+        short = int(values[_POSITION].max()) < self._model.config.index_topk
+        replay = self._replay(size, short)  # first: a capture writes to the input itself
+        self._input[:, :size].copy_(to_device(values, self._device), non_blocking=True)
+        replay()
+        return Decoded(self._logits[:num_rows], self._token_ids[:num_rows], self._finite[:num_rows])
+
+    def _replay(self, size: int, short: bool) -> Replay:
+        key = size, short
+        if key not in self._replays:
+            # A row of the spare slot, so that a capture that runs the step writes to the sink alone.
+            self._input[_SLOT, :size] = self._spare_slot
+            self._input[_POSITION:, :size] = 0
+            self._replays[key] = self._capture(lambda: self._step(size, short))
+        return self._replays[key]
+
+    def _step(self, size: int, short: bool) -> None:
+        slots, positions, given = self._input[:, :size]
+        input_ids = torch.where(given == _FROM_DEVICE, self._last_tokens.tensor[slots], given)
+        tables = self._tables.tensor[slots]  # [size, P] int32
+        pages = tables.gather(1, (positions // self._page_size)[:, None])[:, 0].long()
+        step = FusedStep(
+            positions=positions,
+            kv_slots=pages * self._page_size + positions % self._page_size,
+            single=SingleRows((positions + 1).int(), tables, short, tables.shape[1] * self._page_size),
+        )
+        if not short:
+            assert step.single is not None
+            step.schedule = self._model.schedule_of(step.single.lengths)
+        hidden = self._model.run(input_ids, step, self._pools)
+        logits = self._logits[:size]
+        logits.copy_(self._model.compute_logits(hidden))
+        token_ids = logits.argmax(-1)  # the first of equals
+        self._token_ids[:size] = token_ids
+        self._finite[:size] = logits.isfinite().all(-1)
+        self._last_tokens.tensor[slots] = token_ids
+
+
+def run_directly(step: Callable[[], None]) -> Replay:
+    """No graph at all."""
+    return step
+
+
+class GraphCapture:
+    """Captures on a stream of its own; all graphs share one pool of memory, for they never run at the same time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, step: Callable[[], None]) -> Replay:
+        """Runs the step twice, which compiles and loads what it needs, then records it."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            step()
+            step()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                step()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return graph.replay

@@ -1,0 +1,136 @@
+"""Feed-forward layers of the fused model: dense, and the mixture of experts in its two shapes.
+
+Few tokens: every expert has a box of rows, and counts stay on the device, so that a graph can hold the step. Many
+tokens: experts follow each other in segments, which wastes no room.
+
+Legend: T tokens, E experts, k picks of a token.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from baleen_kernels.moe_permute import segment_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from baleen_worker.model.fused.attention import Fp8
+    from baleen_worker.model.fused.ops import FusedOps
+    from baleen_worker.model.fused.step import FusedStep
+    from baleen_worker.model.fused.weights import MlpWeights, MoeWeights
+    from baleen_worker.model_config import ModelConfig
+
+# Tokens up to which every expert gets a box. Also the most that a CUDA graph decodes.
+MOST_BOXED = 256
+BOX_ROWS = 64  # boxes hold a multiple of that: the tile of the matrix products
+
+
+class FusedMlp:
+    """down(silu(gate x) * up x) on FP8."""
+
+    def __init__(self, weights: MlpWeights, ops: FusedOps, *, dtype: torch.dtype, scale_ue8m0: bool) -> None:
+        self._weights, self._ops, self._dtype, self._ue8m0 = weights, ops, dtype, scale_ue8m0
+
+    def __call__(self, y: Tensor, rounded: Fp8, step: FusedStep | None = None) -> Tensor:
+        """rounded: y [T, hidden] in FP8 -> [T, hidden]."""
+        del y, step
+        w, ops = self._weights, self._ops
+        gate_up = ops.fp8_gemm(*rounded, w.gate_up.values, w.gate_up.scales, dtype=self._dtype)
+        values, scales = ops.swiglu_quant(gate_up[None], None, scale_ue8m0=self._ue8m0)
+        return ops.fp8_gemm(values[0], scales[0], w.down.values, w.down.scales, dtype=self._dtype)
+
+
+class UniformRouting:
+    """Router scores that have nothing to do with the tokens, so that experts are picked evenly.
+
+    Random weights send most tokens to the same experts, which makes a step much cheaper than traffic does. Scores
+    depend on a token's slot, its layer and nothing else: rows of a random table, found by a hash once a step.
+    """
+
+    _ROWS = 8191  # a prime, so that strides of whole pages meet all rows
+    _ROWS_A_LAYER = 97
+
+    def __init__(self, num_layers: int, num_experts: int, device: torch.device) -> None:
+        g = torch.Generator(device).manual_seed(0)
+        num_rows = self._ROWS + num_layers * self._ROWS_A_LAYER
+        self._table = torch.randn(num_rows, num_experts, generator=g, device=device)
+
+    def logits(self, layer: int, step: FusedStep) -> Tensor:
+        """[T, E] float32."""
+        if step.routing is None:
+            step.routing = step.kv_slots * 2654435761 % self._ROWS
+        return self._table[layer * self._ROWS_A_LAYER :].index_select(0, step.routing)
+
+
+class FusedMoe:
+    """Routed experts and the shared one."""
+
+    def __init__(
+        self,
+        layer: int,
+        weights: MoeWeights,
+        config: ModelConfig,
+        ops: FusedOps,
+        *,
+        dtype: torch.dtype,
+        scale_ue8m0: bool,
+        uniform: UniformRouting | None,
+    ) -> None:
+        self._layer, self._weights, self._config, self._ops = layer, weights, config, ops
+        self._dtype, self._ue8m0, self._uniform = dtype, scale_ue8m0, uniform
+        # A random bias would make some experts favourites.
+        self._bias = weights.bias if uniform is None else torch.zeros_like(weights.bias)
+        self._shared = FusedMlp(weights.shared, ops, dtype=dtype, scale_ue8m0=scale_ue8m0)
+
+    def __call__(self, y: Tensor, rounded: Fp8, step: FusedStep) -> Tensor:
+        """y [T, hidden], normed, and the same in FP8 -> [T, hidden]."""
+        ids, weights = self._route(y, step)
+        experts = self._boxed if y.shape[0] <= MOST_BOXED else self._segmented
+        rows, places = experts(rounded, ids)
+        return self._ops.moe_combine(rows, places, weights, self._shared(y, rounded))
+
+    def _route(self, y: Tensor, step: FusedStep) -> tuple[Tensor, Tensor]:
+        config, w = self._config, self._weights
+        # Computed even where it is not used: a step without it would be too short.
+        logits = self._ops.wide_gemm(y, w.router)
+        if self._uniform is not None:
+            logits = self._uniform.logits(self._layer, step)
+        return self._ops.moe_route(
+            logits,
+            self._bias,
+            num_groups=config.n_group,
+            topk_groups=config.topk_group,
+            topk=config.num_experts_per_tok,
+            normalize=config.norm_topk_prob,
+            scaling_factor=config.routed_scaling_factor,
+        )
+
+    def _boxed(self, rounded: Fp8, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """-> rows [E * M, hidden] and places [T, k] among them."""
+        w, ops = self._weights, self._ops
+        num_tokens, num_experts = ids.shape[0], w.router.shape[0]
+        room = -(-num_tokens // BOX_ROWS) * BOX_ROWS
+        places, counts = ops.moe_boxes(ids, num_experts=num_experts, room=room)
+        inputs = ops.moe_scatter(*rounded, places, num_boxes=num_experts, room=room)
+        expected = max(1, ids.numel() // num_experts)
+        options = {"expected_rows": expected, "dtype": self._dtype}
+        gate_up = ops.masked_gemm(*inputs, w.gate_up.values, w.gate_up.scales, counts, **options)
+        hidden = ops.swiglu_quant(gate_up, counts, scale_ue8m0=self._ue8m0)
+        rows = ops.masked_gemm(*hidden, w.down.values, w.down.scales, counts, **options)
+        return rows.flatten(0, 1), places
+
+    def _segmented(self, rounded: Fp8, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """-> rows [R, hidden] and places [T, k] among them."""
+        w, ops = self._weights, self._ops
+        num_experts = w.router.shape[0]
+        places, expert_of_row = ops.moe_segments(ids, num_experts=num_experts)
+        room = segment_rows(ids.numel(), num_experts)
+        values, scales = ops.moe_scatter(*rounded, places, num_boxes=1, room=room)
+        gate_up = ops.contiguous_gemm(
+            values[0], scales[0], w.gate_up.values, w.gate_up.scales, expert_of_row, dtype=self._dtype
+        )
+        values, scales = ops.swiglu_quant(gate_up[None], None, scale_ue8m0=self._ue8m0)
+        rows = ops.contiguous_gemm(values[0], scales[0], w.down.values, w.down.scales, expert_of_row, dtype=self._dtype)
+        return rows, places

@@ -1,0 +1,151 @@
+"""The runner on the fused model, on a CPU: bfloat16, FP8 weights, PyTorch backends; decode steps as graphs run them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from baleen_worker import model_runner
+from baleen_worker.cache.storage import PagedPools
+from baleen_worker.decode_graphs import padded_sizes, run_directly
+from baleen_worker.model_runner import ModelRunner
+from baleen_worker.request import SamplingParams
+from driver import Driver, Sequence, build, prompt
+
+if TYPE_CHECKING:
+    from baleen_worker.step import BuiltRunner
+
+MICRO = Path(__file__).parents[3] / "models" / "micro"
+GREEDY = SamplingParams(max_tokens=6, seed=0, temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def built() -> BuiltRunner:
+    return build(MICRO, arithmetic="fused", dtype="bfloat16")
+
+
+def _runner(built: BuiltRunner, **options: Any) -> ModelRunner:
+    """Another runner on the same model, with pools of its own."""
+    first = built.runner
+    assert isinstance(first, ModelRunner)
+    pools = PagedPools(first._pools.layout, built.num_pages, device=torch.device("cpu"), dtype=torch.bfloat16)
+    sizes = {"max_running_requests": 6, "context_len": 1024, "page_size": 64}
+    return ModelRunner(first._model, pools, **sizes, device=torch.device("cpu"), **options)
+
+
+def _outputs(built: BuiltRunner, runner: ModelRunner, kinds: list[SamplingParams]) -> list[list[int]]:
+    sequences = [
+        Sequence(prompt(length, length, vocab_size=2048), kind)
+        for length, kind in zip((3, 64, 254, 300), kinds, strict=True)
+    ]
+    driver = Driver(built, 1, max_chunk=200)
+    driver.built = type("Built", (), {"runner": runner, "num_pages": built.num_pages})  # type: ignore[assignment]
+    driver.run(sequences)
+    assert [s.error for s in sequences] == [None] * 4
+    return [s.output for s in sequences]
+
+
+def test_it_says_what_it_computes_with(built: BuiltRunner) -> None:
+    assert built.features[0] == "arithmetic:fused"
+    assert "kernel:fp8_gemm=torch" in built.features
+    assert built.dtype == "bfloat16"
+
+
+KINDS = [
+    [GREEDY] * 4,
+    [
+        GREEDY,
+        SamplingParams(max_tokens=6, seed=3, temperature=0.8, top_p=0.9),
+        SamplingParams(max_tokens=6, seed=3, temperature=0.0, logprobs=2),
+        SamplingParams(max_tokens=6, seed=5, temperature=0.0, repetition_penalty=1.3),
+    ],
+]
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("kinds", KINDS, ids=["greedy", "mixed"])
+def test_padded_decode_steps_give_the_same_tokens(
+    built: BuiltRunner, kinds: list[SamplingParams], prepared: bool
+) -> None:
+    """Contexts on both sides of the selection (256), so both variants run."""
+    eager = _runner(built)
+    padded = _runner(built, capture=run_directly, graph_sizes=(2, 5))
+    assert padded.graphs is not None
+    if prepared:
+        padded.graphs.prepare()
+    replayed: list[int] = []
+    decode = padded.graphs.decode
+
+    def counted(rows: Any) -> Any:
+        replayed.append(len(rows))
+        return decode(rows)
+
+    padded.graphs.decode = counted
+    assert _outputs(built, padded, kinds) == _outputs(built, eager, kinds)
+    assert len(replayed) >= 4
+
+
+def test_the_sink_takes_what_padding_writes(built: BuiltRunner) -> None:
+    padded = _runner(built, capture=run_directly, graph_sizes=(4,))
+    pools = padded._pools
+    before = [pools.latent_store(layer)[64:].clone() for layer in range(3)]
+    assert padded.graphs is not None
+    padded.graphs.prepare()
+    for layer, stored in enumerate(before):
+        assert torch.equal(pools.latent_store(layer)[64:], stored)
+
+
+def test_sizes_waste_little() -> None:
+    sizes = padded_sizes(256)
+    assert sizes[:8] == list(range(1, 9))
+    assert sizes[-1] == 256
+    assert all((larger - smaller - 1) / larger < 0.2 for smaller, larger in pairwise(sizes))
+    assert padded_sizes(3) == [1, 2, 3]
+    assert padded_sizes(1000)[-1] == 256
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kernel_backends": (("mla_slots.decode", "flashmla_kv"),)}, "since the device is a CPU"),
+        ({"uniform_routing": True}, "--uniform-routing makes answers meaningless"),
+        ({"arithmetic": "fused"}, "--arithmetic fused cannot be honoured: --dtype is float32"),
+        (
+            {"arithmetic": "fused", "dtype": "bfloat16", "kernel_backends": (("fp8_gemm", "deep_gemm"),)},
+            "it needs a Hopper GPU, and this is a CPU",
+        ),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(MICRO, **options)
+
+
+def test_models_without_fp8_weights_stay_plain(tiny_plain: Path) -> None:
+    built = build(tiny_plain, dtype="bfloat16")
+    assert built.features == ("arithmetic:plain",)
+    with pytest.raises(ValueError, match="its weights are not block FP8"):
+        build(tiny_plain, dtype="bfloat16", arithmetic="fused")
+
+
+@pytest.fixture(scope="module")
+def tiny_plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tiny_checkpoint import save_tiny
+
+    return save_tiny(tmp_path_factory.mktemp("tiny"), "deepseek_v32").folder
+
+
+def test_what_is_plainly_greedy() -> None:
+    from baleen_worker.sampler import SampleSpec
+    from baleen_worker.step import PlannedRow
+
+    row = PlannedRow(0, 4, (1,), 1, (), True, 1)
+    masked = PlannedRow(0, 4, (1,), 1, (), True, 1, mask=b"\xff")
+    biased = SamplingParams(max_tokens=1, seed=0, temperature=0.0, logit_bias=((3, 1.0),))
+    greedy = SampleSpec(GREEDY, 0)
+    assert model_runner._is_plainly_greedy(row, greedy)
+    assert not model_runner._is_plainly_greedy(masked, greedy)
+    assert not model_runner._is_plainly_greedy(row, SampleSpec(biased, 0))
