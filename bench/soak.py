@@ -1,134 +1,169 @@
-"""A worker at saturation with random aborts, and what it leaves behind: pages, file descriptors, threads and memory.
+"""A stack at saturation for half an hour, and what it leaves behind: pages, descriptors, threads and memory.
 
-Starts a worker with the fake runner, whose pages and tokens are certified, in few pages, so that requests are preempted
-and cached pages evicted all the time. Several streams submit prompts that share prefixes, abort a tenth of them at
-random moments, and are cut off now and then. Samples of the worker's processes are taken every second; the slope of
-their memory is a least-squares line over the second half. At the end everything must be given back.
+Gateway, head, rank and the server of grammar trials run as an operator starts them, with the fake runner, whose pages
+and tokens are certified, in few pages that are poisoned when they are given back: requests are preempted and cached
+pages evicted all the time. More clients than there are slots ask over HTTP for plain, streamed, constrained and
+impossible things with prompts that share prefixes; a fifth of them leave early. Every answer is checked. The memory of
+every process is sampled; its slope is a least-squares line over the second half. At the end all must be given back.
 
-python bench/soak.py --minutes 30
+    python bench/soak.py --minutes 30
 """
 
 from __future__ import annotations
 
 import argparse
-import random
+import asyncio
+import socket
 import sys
-import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "worker" / "tests" / "core"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from baleen_worker.pb import worker_pb2 as pb
-from report import Bar, write
-from worker_process import Client, GatewayStream, WorkerProcess, copy_model, make_submit
+import httpx
+import psutil
+from harness.processes import MICRO_MODEL, Gateway, wait_for
+from report import Bar, Plot, write
+from soak_load import Crowd
 
-NUM_STREAMS = 4
-LIVE_PER_STREAM = 24
-ABORT_SHARE = 0.1
-CUT_SHARE = 0.002
-VOCAB_SIZE = 1500
+NUM_CLIENTS = 96
+SAMPLE_S = 5.0
+WARM_UP_S = 60.0  # after which every pool of threads and connections has the size it keeps
+FLAGS = (
+    "--runner fake --fake-step-ms 40 --poison-freed-pages --max-total-tokens 8192 --max-running-requests 32"
+    " --chunked-prefill-size 512 --schedule-conservativeness 0.05 --constraint-cache-mib 16"
+)
+SLOPE_LIMIT_MIB_H = 8.0
 
-
-class Gateway:
-    """One stream that keeps requests in flight."""
-
-    def __init__(self, client: Client, draw: random.Random) -> None:
-        self.client, self.draw = client, draw
-        self.next_key = 0
-        self.num_done = 0
-        self.stream = client.connect()
-
-    def turn(self) -> None:
-        """Submits, aborts and reads a frame; sometimes it goes away and comes back."""
-        draw, stream = self.draw, self.stream
-        live = [key for key in range(1, self.next_key + 1) if key not in stream.ended]
-        if draw.random() < CUT_SHARE:
-            self.num_done += len(stream.ended)
-            stream.call.cancel()
-            self.stream, self.next_key = self.client.connect(), 0
-            return
-        submits: list[pb.Submit] = []
-        while len(live) + len(submits) < LIVE_PER_STREAM:
-            self.next_key += 1
-            family = random.Random(draw.randrange(8))
-            prompt = [family.randrange(VOCAB_SIZE) for _ in range(draw.randrange(1, 600))]
-            submits.append(make_submit(self.next_key, [*prompt, draw.randrange(VOCAB_SIZE)], draw.randrange(1, 300)))
-        aborts = [pb.Abort(key=draw.choice(live))] if live and draw.random() < ABORT_SHARE else []
-        if submits or aborts:
-            stream.send(submits=submits, aborts=aborts)
-        stream.next()
-
-    def finish(self) -> None:
-        """Reads until nothing is live."""
-        stream: GatewayStream = self.stream
-        stream.read_until(lambda: len(stream.ended) == self.next_key)
-        self.num_done += len(stream.ended)
+Sample = dict[str, Any]
 
 
-def sample(worker: WorkerProcess) -> dict[str, Any]:
-    """What the worker's processes hold now."""
-    family = worker.family()
-    return {
-        "seconds": time.monotonic(),
-        "rss_mib": sum(process.memory_info().rss for process in family) / 2**20,
-        "fds": sum(process.num_fds() for process in family),
-        "threads": sum(process.num_threads() for process in family),
-    }
+def name_of(process: psutil.Process) -> str:
+    """Which of the stack's programs it is."""
+    words = " ".join(process.cmdline())
+    for module, name in (("grammar.trial", "trial"), ("baleen_worker.rank", "rank"), ("baleen_worker", "head")):
+        if module in words:
+            return name
+    return "gateway"
 
 
-def slope(samples: list[dict[str, Any]]) -> float:
-    """MiB an hour over the second half of the samples."""
+def sample(gateway: Gateway, began_s: float) -> Sample:
+    """What each program holds now. A child of the trial server lives for one trial and belongs to it."""
+    rss_mib: dict[str, float] = {}
+    fds = threads = 0
+    for process in gateway.family():
+        try:
+            name = name_of(process)
+            if name == "trial" and "trial" in rss_mib:
+                continue
+            rss_mib[name] = round(process.memory_info().rss / 2**20, 2)
+            fds += process.num_fds()
+            threads += process.num_threads()
+        except psutil.NoSuchProcess:
+            continue
+    return {"minutes": (time.monotonic() - began_s) / 60, "rss_mib": rss_mib, "fds": fds, "threads": threads}
+
+
+def slope_mib_per_hour(samples: Sequence[Sample], name: str | None) -> float:
+    """Of one program, or with None of all together, over the second half of the samples."""
     half = samples[len(samples) // 2 :]
-    times = [s["seconds"] / 3600 for s in half]
-    values = [s["rss_mib"] for s in half]
+    times = [s["minutes"] / 60 for s in half]
+    values = [sum(s["rss_mib"].values()) if name is None else s["rss_mib"].get(name, 0.0) for s in half]
     mean_t, mean_v = sum(times) / len(times), sum(values) / len(values)
     spread = sum((t - mean_t) ** 2 for t in times)
     return sum((t - mean_t) * (v - mean_v) for t, v in zip(times, values, strict=True)) / spread if spread else 0.0
 
 
+def settled(gateway: Gateway) -> bool:
+    """Whether nothing is live anywhere."""
+    metrics = gateway.metrics()
+    names = ("baleen_active_requests", "baleen_worker_running_requests", "baleen_worker_waiting_requests")
+    return all(metrics[name] == 0 for name in names)
+
+
+async def soak(gateway: Gateway, seconds: float, seed: int) -> tuple[Crowd, list[Sample], list[dict[str, float]]]:
+    """The crowd at work, and what was seen of the stack meanwhile."""
+    crowd = Crowd(gateway.url, NUM_CLIENTS, seed)
+    began_s = time.monotonic()
+    work = asyncio.create_task(crowd.run(seconds))
+    samples, loads = [], []
+    while not work.done():
+        samples.append(await asyncio.to_thread(sample, gateway, began_s))
+        loads.append(await asyncio.to_thread(gateway.metrics))
+        await asyncio.wait([work], timeout=SAMPLE_S)
+    work.result()
+    return crowd, samples, loads
+
+
+def worker_metrics(port: int) -> dict[str, float]:
+    """The worker's own counters."""
+    lines = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).raise_for_status().text.splitlines()
+    return {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def plot_of(samples: Sequence[Sample]) -> Plot:
+    """Memory of each program, one point a minute."""
+    every = max(int(60 / SAMPLE_S), 1)
+    names = sorted(samples[-1]["rss_mib"])
+    series = {name: [(s["minutes"], s["rss_mib"].get(name, 0.0)) for s in samples[::every]] for name in names}
+    return Plot("Memory under saturation", "minutes", "resident memory, MiB", series)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
-    seconds = parser.parse_args().minutes * 60
-    draw = random.Random(1)
-    flags = "--max-total-tokens 8192 --max-running-requests 64 --chunked-prefill-size 512 --schedule-conservativeness 0"
-    with tempfile.TemporaryDirectory() as folder:
-        model = copy_model(Path(folder))
-        with WorkerProcess(model, *flags.split()) as worker, Client(worker.address) as client:
-            gateways = [Gateway(client, draw) for _ in range(NUM_STREAMS)]
-            before, samples = sample(worker), [sample(worker)]
-            ends_s = time.monotonic() + seconds
-            while (now_s := time.monotonic()) < ends_s:
-                draw.choice(gateways).turn()
-                if now_s - samples[-1]["seconds"] >= 1.0:
-                    samples.append(sample(worker))
-            for gateway in gateways:
-                gateway.finish()
-            listener = client.connect()
-            listener.read_until(lambda: listener.load.running_requests == 0)
-            load, after = listener.load, sample(worker)
-            freed = client.flush().freed_pages
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    port = free_port()
+    with Gateway("serve", str(MICRO_MODEL), *FLAGS.split(), "--metrics-port", str(port)) as gateway:
+        gateway.ready()
+        asyncio.run(Crowd(gateway.url, NUM_CLIENTS, 0).run(WARM_UP_S))
+        wait_for("the warm-up has ended", lambda: settled(gateway))
+        httpx.post(f"{gateway.url}/flush_cache").raise_for_status()
+        time.sleep(2)  # connections of the warm-up are closed by then
+        before = sample(gateway, time.monotonic())
+        crowd, samples, loads = asyncio.run(soak(gateway, arguments.minutes * 60, arguments.seed))
+        wait_for("everybody has been answered", lambda: settled(gateway))
+        metrics, own = gateway.metrics(), worker_metrics(port)
+        freed = httpx.post(f"{gateway.url}/flush_cache").raise_for_status().json()["freed_pages"]
+        time.sleep(2)
+        after = sample(gateway, time.monotonic())
+    waiting = [load["baleen_worker_waiting_requests"] for load in loads]
+    total = slope_mib_per_hour(samples, None)
     write(
         "soak",
         {
-            "seconds": round(seconds),
-            "requests": sum(gateway.num_done for gateway in gateways),
-            "steps": load.steps,
-            "preemptions": load.preemptions,
-            "cached_tokens": load.cached_tokens,
+            "seconds": round(samples[-1]["minutes"] * 60),
+            "requests": dict(crowd.tally.done),
+            "checked_tokens": crowd.tally.tokens,
+            "mean_waiting_requests": round(sum(waiting) / len(waiting), 1),
+            "worker": {name: own[name] for name in sorted(own) if name.startswith("baleen_worker_")},
             "flushed_pages": freed,
             "before": before,
             "after": after,
-            "rss_slope_mib_per_hour": round(slope(samples), 2),
+            "rss_slope_mib_per_hour": {
+                name: round(slope_mib_per_hour(samples, name), 2) for name in sorted(samples[-1]["rss_mib"])
+            },
+            "samples": samples[:: int(60 / SAMPLE_S)],
         },
         [
-            Bar("pages held by requests at the end", load.used_pages, 0, "pages"),
-            Bar("pages lost to the cache at the end", load.cached_pages - freed, 0, "pages"),
-            Bar("file descriptors more than before", after["fds"] - before["fds"], 2, "descriptors"),
-            Bar("threads more than before", after["threads"] - before["threads"], 2, "threads"),
+            Bar("pages held by requests at the end", metrics["baleen_worker_used_kv_pages"], 0, "pages"),
+            Bar("pages lost to the cache at the end", own["baleen_worker_cached_pages"] - freed, 0, "pages"),
+            Bar("requests in flight at the end", metrics["baleen_active_requests"], 0, "requests"),
+            Bar("file descriptors more than before", after["fds"] - before["fds"], 0, "descriptors"),
+            Bar("threads more than before", after["threads"] - before["threads"], 0, "threads"),
+            Bar("growth of memory, second half", round(total, 2), SLOPE_LIMIT_MIB_H, "MiB/h"),
         ],
+        plot_of(samples),
     )
 
 

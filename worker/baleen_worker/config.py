@@ -77,6 +77,7 @@ class WorkerConfig:
     `arithmetic`: see `model_kernels`. `kernel_backends`: roles of kernels and the backends asked for them.
     `cuda_graph_max_bs`: rows that a decode graph may have; `cuda_graph_bs`: the sizes that are captured, () for ours.
     `uniform_routing`: experts are picked evenly, at random.
+    `poison_freed_pages`: for tests, so that a page that is read after it was given back spoils what reads it.
     `radix_cache_max_tokens` bounds what the prefix cache keeps beyond running requests; without it, the pages do.
     `host_cache`: None for no second tier.
     """
@@ -98,6 +99,7 @@ class WorkerConfig:
     page_size: int = PAGE_SIZE_TOKENS
     disable_overlap_schedule: bool = False
     disable_radix_cache: bool = False
+    poison_freed_pages: bool = False
     radix_cache_max_tokens: int | None = None
     host_cache: HostCacheConfig | None = None
     schedule_policy: str = "fcfs"
@@ -181,6 +183,7 @@ def parse(arguments: Sequence[str]) -> LaunchConfig:
         constraint_cache_mib=values["constraint_cache_mib"],
         disable_overlap_schedule=values["disable_overlap_schedule"],
         disable_radix_cache=values["disable_radix_cache"],
+        poison_freed_pages=values["poison_freed_pages"],
         radix_cache_max_tokens=values["radix_cache_max_tokens"],
         host_cache=_host_cache(values),
         schedule_policy=values["schedule_policy"],
@@ -273,6 +276,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="collect a step before the next one is planned; always so on a CPU",
     )
+    add("--poison-freed-pages", action="store_true", help="fill pages with NaN when they are given back, for tests")
     add("--disable-radix-cache", action="store_true", help="no request reuses what was computed for another")
     add(
         "--radix-cache-max-tokens",

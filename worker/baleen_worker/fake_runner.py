@@ -96,6 +96,7 @@ def build_fake_runner(
         layout_id="fake",
         weights_bytes=0,
         kv_bytes=0,
+        poison=runner.poison,
         computes_beside=True,
         num_host_pages=num_host_pages,
     )

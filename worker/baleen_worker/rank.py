@@ -123,7 +123,7 @@ def _scheduler(config: WorkerConfig, built: BuiltRunner) -> Scheduler:
         conservativeness=config.schedule_conservativeness,
         preemption_threshold=config.priority_scheduling_preemption_threshold,
     )
-    pages = PagePool(built.num_pages)
+    pages = PagePool(built.num_pages, on_free=built.poison if config.poison_freed_pages else None)
     if config.disable_radix_cache:
         return Scheduler(limits, pages)
     max_tokens = config.radix_cache_max_tokens

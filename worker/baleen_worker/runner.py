@@ -141,6 +141,7 @@ def build_runner(config: WorkerConfig, *, on_progress: Callable[[int, int], None
         layout_id=layout.layout_id,
         weights_bytes=report.weights_bytes,
         kv_bytes=pools.num_bytes,
+        poison=pools.poison,
         computes_beside=device.type == "cuda",
         num_host_pages=num_host_pages,
         features=kernels.features(),

@@ -11,7 +11,7 @@ a request starts to run and takes it back when the request leaves; slots are sma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -160,6 +160,7 @@ class BuiltRunner:
     is equal. `computes_beside`: a launch returns before the step is done, so that planning the next one costs no time.
     `num_host_pages`: pages that `PageCopies` may name.
     `features`: the arithmetic and the kernels that it computes with.
+    `poison` spoils the contents of pages that nobody may read any more; for tests.
     """
 
     runner: Runner
@@ -169,6 +170,7 @@ class BuiltRunner:
     layout_id: str
     weights_bytes: int
     kv_bytes: int
+    poison: Callable[[Sequence[int]], None]
     computes_beside: bool = False
     num_host_pages: int = 0
     features: tuple[str, ...] = ()

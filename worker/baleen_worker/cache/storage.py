@@ -178,6 +178,15 @@ class PagedPools:
             return latents, None
         return latents, self._index_keys[layer].view(self.num_pages, -1)[page].view(torch.uint8)
 
+    def poison(self, pages: Sequence[int]) -> None:
+        """Makes everything in the pages not a number, in all layers: whoever still reads one will show it.
+
+        A byte of all ones is part of a NaN in float32, in bfloat16 and in e4m3, values and scales alike.
+        """
+        numbers = torch.tensor(pages, device=self._latents[0].device)
+        for store in (*self._latents, *self._index_keys.values()):
+            store.view(self.num_pages, -1).view(torch.uint8)[numbers] = 0xFF
+
     def write_latent(self, layer: int, kv_slots: Tensor, kv_latent: Tensor, k_rope: Tensor) -> None:
         """See `KvPools`."""
         self.before_access(layer)
