@@ -26,6 +26,7 @@ from engine_rig import Lines, by_row
 _SUBJECT, _NEIGHBOUR, _DISPLACER, _WARMER = range(1, 5)  # streams, whose priorities differ
 _PRIORITY = {_SUBJECT: 0, _NEIGHBOUR: 1, _DISPLACER: 2, _WARMER: 0}
 _NEIGHBOUR_TOKENS = 400
+_OTHER_SEEDS = 10**6  # from here on: subjects are told apart from all others by their seeds
 
 
 @dataclass
@@ -84,13 +85,14 @@ class Service:
         if self.how.prefix in ("hit", "part"):
             self._warm(prompt)
         self._keep_neighbours()
+        assert sampling.seed < _OTHER_SEEDS
         self.runner.watched_seed = sampling.seed
         subject = self._submit(_SUBJECT, prompt, sampling)
         seen, displacer = self.runner.num_landmarks, None
         while not subject.ended:
             if self.how.displaced and self.runner.num_landmarks > seen and (displacer is None or displacer.ended):
                 seen = self.runner.num_landmarks
-                displacer = self._submit(_DISPLACER, [5, 6, 7], SamplingParams(max_tokens=1, seed=10**6))
+                displacer = self._submit(_DISPLACER, [5, 6, 7], SamplingParams(max_tokens=1, seed=_OTHER_SEEDS))
             self._turn()
         self._finish(displacer)
         self.runner.watched_seed = -1
@@ -112,16 +114,16 @@ class Service:
         if self.how.prefix == "part":
             shared = max(len(prompt) * 2 // 3, 1)
             known = [*prompt[:shared], *((token_id + 1) % 200 for token_id in prompt[shared:])]
-        self._finish(self._submit(_WARMER, known, SamplingParams(max_tokens=1, seed=10**6 + 1)))
+        self._finish(self._submit(_WARMER, known, SamplingParams(max_tokens=1, seed=_OTHER_SEEDS)))
 
     def _keep_neighbours(self) -> None:
         """As many as there must be, none near its end, all past their prompts."""
         live = [a for (stream, _), a in self.answers.items() if stream == _NEIGHBOUR and not a.ended]
         while len(live) < self.how.neighbours:
-            key = len(self.answers)
+            key = next(self._keys)
             draw = random.Random(key)
             prompt = [draw.randrange(3, 200) for _ in range(draw.choice([1, 9, 40, 63, 64, 65, 70]))]
-            sampling = SamplingParams(max_tokens=_NEIGHBOUR_TOKENS, seed=key, temperature=key % 2)
+            sampling = SamplingParams(max_tokens=_NEIGHBOUR_TOKENS, seed=_OTHER_SEEDS + key, temperature=key % 2)
             live.append(self._submit(_NEIGHBOUR, prompt, sampling))
         while not all(answer.token_ids for answer in live):
             self._turn()
