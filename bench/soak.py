@@ -34,6 +34,7 @@ WARM_UP_S = 60.0  # after which every pool of threads and connections has the si
 FLAGS = (
     "--runner fake --fake-step-ms 40 --poison-freed-pages --max-total-tokens 8192 --max-running-requests 32"
     " --chunked-prefill-size 512 --schedule-conservativeness 0.05 --constraint-cache-mib 16"
+    " --constraint-compile-ms 20000"
 )
 SLOPE_LIMIT_MIB_H = 8.0
 
@@ -145,6 +146,7 @@ def main() -> None:
             "seconds": round(samples[-1]["minutes"] * 60),
             "requests": dict(crowd.tally.done),
             "checked_tokens": crowd.tally.tokens,
+            "wrong": crowd.tally.wrong[:10],
             "mean_waiting_requests": round(sum(waiting) / len(waiting), 1),
             "worker": {name: own[name] for name in sorted(own) if name.startswith("baleen_worker_")},
             "flushed_pages": freed,
@@ -156,6 +158,7 @@ def main() -> None:
             "samples": samples[:: int(60 / SAMPLE_S)],
         },
         [
+            Bar("wrong answers", len(crowd.tally.wrong), 0, "answers"),
             Bar("pages held by requests at the end", metrics["baleen_worker_used_kv_pages"], 0, "pages"),
             Bar("pages lost to the cache at the end", own["baleen_worker_cached_pages"] - freed, 0, "pages"),
             Bar("requests in flight at the end", metrics["baleen_active_requests"], 0, "requests"),

@@ -47,7 +47,7 @@ class Tally:
 
     done: Counter[str] = field(default_factory=Counter[str])
     tokens: int = 0
-    turned_away: int = 0
+    wrong: list[str] = field(default_factory=list[str])
 
 
 class Crowd:
@@ -61,7 +61,7 @@ class Crowd:
         self.tally = Tally()
 
     async def run(self, seconds: float) -> None:
-        """Asks for so long, then lets every client end its last request. Raises what the first wrong answer raises."""
+        """Asks for so long, then lets every client end its last request. Wrong answers are noted in the tally."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._size)
         async with httpx.AsyncClient(base_url=self._url, timeout=600, limits=limits) as http:
             clients = [asyncio.create_task(self._client(http, number)) for number in range(self._size)]
@@ -75,7 +75,10 @@ class Crowd:
         g = random.Random(f"{self._seed} {number}")
         while not self._over:
             [kind] = g.choices([*KINDS], [*KINDS.values()])
-            await self._ask(http, kind, g)
+            try:
+                await self._ask(http, kind, g)
+            except (WrongAnswerError, jsonschema.ValidationError, ValueError, httpx.HTTPError) as error:
+                self.tally.wrong.append(f"{kind}: {type(error).__name__}: {error}"[:500])
 
     async def _ask(self, http: httpx.AsyncClient, kind: str, g: random.Random) -> None:
         match kind:

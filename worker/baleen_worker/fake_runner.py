@@ -63,6 +63,17 @@ def expected_logprob(context_ids: Sequence[int], token_id: int) -> float:
     return _logprob(state, token_id)
 
 
+def expected_logprobs(context_ids: Sequence[int], first: int) -> list[float]:
+    """`expected_logprob` of each token from place `first` of a context on, after all before it."""
+    state = START_STATE
+    logprobs: list[float] = []
+    for place, token_id in enumerate(context_ids):
+        if place >= first:
+            logprobs.append(_logprob(state, token_id))
+        state = _mix(state, token_id)
+    return logprobs
+
+
 def build_fake_runner(
     *,
     vocab_size: int,

@@ -16,7 +16,7 @@ from baleen_worker.sequence import Sequence
 from baleen_worker.slots import SlotColumns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from baleen_worker.cache.pages import PagePool
     from baleen_worker.cache.prefix import PrefixCache, PrefixNode
@@ -168,7 +168,7 @@ class Residency:
         self._release(sequence)
         return True
 
-    def check(self, running: Iterable[Sequence]) -> None:
+    def check(self, running: Iterable[Sequence], quarantined: Collection[int] = ()) -> None:
         """Asserts that every page, hold and slot is accounted for exactly once. Costs O(pages)."""
         holders = [*running, *self._leaving]
         own = [page for s in holders for page in (*s.pages[s.num_attached :], *s.duplicates)]
@@ -176,7 +176,7 @@ class Residency:
             assert all(s.num_attached == 0 and s.node is None for s in holders), "a hold on a cache that is not there"
         else:
             own += self._cache.check(Counter(s.node for s in holders if s.node is not None))
-        self._pages.check(own)
+        self._pages.check(own, quarantined)
         for sequence in holders:
             path = _path_to(sequence.node)
             assert len(path) == sequence.num_attached, "a sequence holds another place in the cache than it says"

@@ -12,7 +12,7 @@ from baleen_worker.sequence import Sequence, State
 from baleen_worker.waiting import Policy, SampleGroups, WaitingRoom
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from baleen_worker.grammar.guide import Guide
     from baleen_worker.request import Request, RequestId
@@ -139,11 +139,11 @@ class Roster:
             self.residency.landed(sequence)
         self.waiting.close_account(sequence.salt)
 
-    def check(self) -> None:
+    def check(self, quarantined: Collection[int] = ()) -> None:
         """Asserts that everybody is in one place. Costs O(pages): for tests."""
         columns = self.columns
         running = [*self.running()]
-        self.residency.check(running)
+        self.residency.check(running, quarantined)
         assert all(sequence.state is State.RUNNING for sequence in running), "a sequence that is over still runs"
         decoding = [s for s in running if columns.decodes[s.slot]]
         assert len(decoding) == self.num_decoding == columns.decodes.sum(), "decodes are miscounted"

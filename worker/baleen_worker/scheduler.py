@@ -30,6 +30,8 @@ from baleen_worker.step import StepOutput, StepPlan
 from baleen_worker.waiting import Policy
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from baleen_worker.cache.events import CacheEvent
     from baleen_worker.cache.pages import PagePool
     from baleen_worker.cache.prefix import PrefixCache
@@ -229,9 +231,12 @@ class Scheduler:
         """What the prefix cache has stored and removed since the last call."""
         return [] if self._cache is None else self._cache.take_events()
 
-    def check(self) -> None:
-        """Asserts that all pages, slots and requests are accounted for. Costs O(pages): for tests."""
-        self._roster.check()
+    def check(self, quarantined: Collection[int] = ()) -> None:
+        """Asserts that all pages, slots and requests are accounted for. Costs O(pages): for tests.
+
+        `quarantined` are pages that somebody outside has put there.
+        """
+        self._roster.check(quarantined)
         if self.idle:
             self.check_idle()
 

@@ -6,6 +6,7 @@ which looks like a mark is never taken for one. Imported lazily, because xgramma
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
 _CONTROL = b"\xff%d"
 # A control token; see `Matcher.allowed`.
 _PLACEHOLDER_STOP_ID = 0
-# The library lets a string of bounded length hold control characters, which JSON forbids.
-_LOOSE_CLASS = r"[^\"\\\r\n]"
-_STRICT_CLASS = r"[^\0-\x1f\"\\]"
+# A string of bounded length, as the library spells it: a rule for one character, and references that count. It lets
+# such a string hold control characters, which JSON forbids, and a mask takes hundreds of times as long as one of an
+# automaton that counts.
+_LOOSE_CHARACTER = re.compile(r'^(\w+) ::= \(\(\[\^\\"\\\\\\r\\n\]\)\)$', re.MULTILINE)
+_STRICT_CLASS = r'[^\x00-\x1f"\\]'
 
 _LOG_PREFIX = re.compile(r"^\[[\d:]+\] \S+?:\d+: (?:Check failed: .*? is false: )?")
 
@@ -64,7 +67,7 @@ class Backend:
                     grammar = xgrammar.Grammar.from_json_schema(source, any_whitespace=False)
                     return self._compiler.compile_grammar(_strict(grammar))
                 case "regex":
-                    return self._compiler.compile_regex(_without_line_breaks(source))
+                    return self._compiler.compile_grammar(_regex_rule("root", _without_line_breaks(source)))
                 case "ebnf":
                     return self._compiler.compile_grammar(source)
                 case "structural_tag":
@@ -103,11 +106,28 @@ class Matcher:
 
 
 def _strict(grammar: xgrammar.Grammar) -> xgrammar.Grammar:
-    """The same without control characters in strings of bounded length."""
+    """The same with strings of bounded length as automata, and without control characters in them."""
     text = str(grammar)
-    if _LOOSE_CLASS not in text:
+    names = _LOOSE_CHARACTER.findall(text)
+    if not names:
         return grammar
-    return xgrammar.Grammar.from_ebnf(text.replace(_LOOSE_CLASS, _STRICT_CLASS))
+    rules: dict[str, str] = {}
+
+    def counted(match: re.Match[str]) -> str:
+        name, least, most = match.groups()
+        most = "" if most == "-1" else most
+        rule = f"{name}_{least}_{most or 'more'}"
+        rules[rule] = _regex_rule(rule, f"{_STRICT_CLASS}{{{least},{most}}}")
+        return rule
+
+    text = _LOOSE_CHARACTER.sub(lambda match: _regex_rule(match[1], _STRICT_CLASS), text)
+    text = re.sub(rf"\b({'|'.join(names)})\{{(\d+), (-?\d+)\}}", counted, text)
+    return xgrammar.Grammar.from_ebnf("\n".join([text, *rules.values()]))
+
+
+def _regex_rule(name: str, pattern: str) -> str:
+    """A rule that is an automaton of its own: states, where the library's own expansion makes rules and counts."""
+    return f"{name} ::= Regex({json.dumps(pattern, ensure_ascii=False)})"
 
 
 def _without_line_breaks(pattern: str) -> str:

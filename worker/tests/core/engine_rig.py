@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from baleen_worker.cache.host import HostTier, WritePolicy
 from baleen_worker.cache.pages import PagePool
 from baleen_worker.cache.prefix import PrefixCache
-from baleen_worker.fake_runner import FakeRunner, expected_logprob, expected_tokens
+from baleen_worker.fake_runner import FakeRunner, expected_logprobs, expected_tokens
 from baleen_worker.messages import Command, Event, LogprobColumns, StepDone, StreamColumns
 from baleen_worker.output import Output
 from baleen_worker.request import ErrorCode, FinishReason, Request, RequestId, SamplingParams
@@ -151,15 +151,10 @@ class Ledger:
         assert account.end is (FinishReason.STOP if stopped else FinishReason.LENGTH)
         context = request.prompt_token_ids + account.answer
         if request.sampling.logprobs is not None:
-            first = len(request.prompt_token_ids)
-            assert account.logprobs == [
-                expected_logprob(context[: first + index], token) for index, token in enumerate(account.answer)
-            ]
+            assert account.logprobs == expected_logprobs(context, len(request.prompt_token_ids))
         if request.sampling.prompt_logprobs is not None:
             assert account.prompt_token_ids == request.prompt_token_ids[1:]
-            assert account.prompt_logprobs == [
-                expected_logprob(context[:index], context[index]) for index in range(1, len(request.prompt_token_ids))
-            ]
+            assert account.prompt_logprobs == expected_logprobs(request.prompt_token_ids, 1)
 
 
 def by_row(columns: LogprobColumns | None) -> dict[int, TokenLogprobs]:

@@ -148,6 +148,17 @@ def test_a_dot_matches_no_line_break(answers: Answers) -> None:
         assert re.fullmatch(r"<.{3,9}>", text_of(answers.tokens[key]))
 
 
+@pytest.mark.parametrize(("least", "most"), [(0, 0), (0, 1), (1, 1), (2, 2), (1, 7), (3, None), (0, 40)])
+def test_bounded_strings_keep_their_bounds(answers: Answers, least: int, most: int | None) -> None:
+    bounds = {"minLength": least} if most is None else {"minLength": least, "maxLength": most}
+    schema = {"type": "array", "items": {"type": "string", **bounds}, "minItems": 2, "maxItems": 2}
+    answers.ask(*(make_request(key, schema_constraint(schema)) for key in range(6)))
+    answers.finish()
+    for key in range(6):
+        if most is not None or answers.ends[key] is FinishReason.STOP:
+            check_json(answers.tokens[key], schema)
+
+
 def test_a_neighbour_is_not_constrained(answers: Answers) -> None:
     alone = Answers()
     alone.ask(make_request(5, None, max_tokens=30))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 from baleen_worker.cache.host import WritePolicy
 from baleen_worker.cache.pages import PagePool
 from baleen_worker.cache.prefix import PrefixCache
@@ -30,11 +31,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-MIN_STEPS_MACHINE = 8_000
-MIN_STEPS_ENGINE = 100_000
-MIN_PREEMPTIONS = 50
-MIN_CACHED_TOKENS = 1_000
-MIN_FETCHED_PAGES = 20
+MIN_STEPS_ENGINE = 20_000
+# Of the state machine: examples, and the engine steps that they must come to.
+RUNS = [pytest.param(240, 100_000, id="100k"), pytest.param(2400, 1_000_000, id="1M", marks=pytest.mark.slow)]
+STEPS_A_PREEMPTION = 500
+STEPS_A_CACHED_TOKEN = 50
+STEPS_A_FETCHED_PAGE = 2000
 
 PROMPT_LENS = st.one_of(st.integers(1, 300), st.sampled_from([1, 63, 64, 65, 127, 128, 129, 192, 256]))
 MAX_TOKENS = st.one_of(st.integers(0, 300), st.sampled_from([0, 1, 2, 64, 65, 130]))
@@ -55,7 +57,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     """Requests come, go, expire and are aborted while up to three steps are in flight.
 
     There are fewer pages than the requests grow to, so that they are preempted all the time; prompts share prefixes,
-    within and across tenants, and the cache is flushed and bounded. Freed pages are poisoned.
+    within and across tenants, and the cache is flushed and bounded. Somebody outside the engine takes free pages and
+    puts them in quarantine, as a transfer that was cut short does, until that is proven over. Freed pages are poisoned.
     """
 
     num_steps = 0
@@ -67,6 +70,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         super().__init__()
         self.rig = Rig()
         self.next_key = 0
+        self.quarantined: list[int] = []
 
     @initialize(
         num_pages=st.integers(8, 16),
@@ -140,23 +144,39 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.rig.scheduler.flush() == (num_cached if idle else None)
         assert not idle or self.rig.pages.num_free == self.rig.pages.capacity
 
-    @rule(count=st.integers(1, 60))
+    @rule(count=st.integers(1, 4))
+    def quarantine(self, count: int) -> None:
+        pages = self.rig.pages.alloc(min(count, self.rig.pages.num_free))
+        self.rig.pages.quarantine(pages)
+        self.quarantined += pages
+
+    @rule()
+    def discharge(self) -> None:
+        self.rig.pages.discharge(self.quarantined)
+        self.quarantined = []
+
+    @rule(count=st.integers(1, 600))
     def steps(self, count: int) -> None:
-        for _ in range(count):
+        for number in range(count):
             if self.rig.launch() is None and not self.rig.flights:
                 return
             while self.rig.flights:
                 self.rig.land()
+            if number % 32 == 0:
+                self.everything_is_accounted_for()
 
     @invariant()
     def everything_is_accounted_for(self) -> None:
         rig = self.rig
-        rig.scheduler.check()
-        load = rig.scheduler.load
-        assert rig.pages.num_free + load.used_pages + load.cached_pages == load.total_pages
+        rig.scheduler.check(self.quarantined)
+        load, pages = rig.scheduler.load, rig.pages
+        assert pages.num_quarantined == len(self.quarantined)
+        assert pages.num_free + load.used_pages + load.cached_pages == load.total_pages
+        assert pages.num_free + pages.num_used + pages.num_quarantined == load.total_pages
         assert load.host_pages <= load.host_capacity_pages
 
     def teardown(self) -> None:
+        self.discharge()
         self.rig.finish()
         load = self.rig.scheduler.load
         SchedulerMachine.num_steps += self.rig.num_steps
@@ -165,22 +185,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         SchedulerMachine.num_fetched_pages += load.host_fetched_pages
 
 
-def test_any_order_of_events_at_any_depth() -> None:
+@pytest.mark.parametrize(("max_examples", "min_steps"), RUNS)
+@pytest.mark.timeout(7200)
+def test_any_order_of_events_at_any_depth(max_examples: int, min_steps: int) -> None:
     SchedulerMachine.num_steps = SchedulerMachine.num_preemptions = SchedulerMachine.num_cached_tokens = 0
     SchedulerMachine.num_fetched_pages = 0
     run_state_machine_as_test(
         SchedulerMachine,
         settings=settings(
-            max_examples=60,
-            stateful_step_count=40,
+            max_examples=max_examples,
+            stateful_step_count=60,
             suppress_health_check=[*HealthCheck],  # pyright: ignore[reportArgumentType] - the stub's own metaclass
             deadline=None,
         ),
     )
-    assert SchedulerMachine.num_steps >= MIN_STEPS_MACHINE
-    assert SchedulerMachine.num_preemptions >= MIN_PREEMPTIONS
-    assert SchedulerMachine.num_cached_tokens >= MIN_CACHED_TOKENS
-    assert SchedulerMachine.num_fetched_pages >= MIN_FETCHED_PAGES
+    assert SchedulerMachine.num_steps >= min_steps
+    assert SchedulerMachine.num_preemptions >= min_steps / STEPS_A_PREEMPTION
+    assert SchedulerMachine.num_cached_tokens >= min_steps / STEPS_A_CACHED_TOKEN
+    assert SchedulerMachine.num_fetched_pages >= min_steps / STEPS_A_FETCHED_PAGE
 
 
 def test_engine_answers_everybody_whatever_the_load() -> None:

@@ -1,0 +1,77 @@
+"""Requests that the engine cannot serve, on the micro model over HTTP: the reason, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from harness.processes import Gateway, serve_arguments, wait_for
+
+# The first constraint of a worker waits until two processes have imported what compiles it.
+TIMEOUT_S = 250
+# A processor that raises: the reader of JSON takes no logits.
+PLUGIN = ["--logit-processor", "breaks=json:loads"]
+GAUGES = ("baleen_worker_running_requests", "baleen_worker_waiting_requests", "baleen_worker_used_kv_pages")
+
+# (name, fields, field at fault, words of the reason)
+CASES: list[tuple[str, dict[str, Any], str, str]] = [
+    ("a schema nothing obeys", {"guided_json": {"type": "integer", "minimum": 5, "maximum": 3}}, "guided_json", ""),
+    ("an enumeration of nothing", {"guided_json": {"enum": []}}, "guided_json", ""),
+    ("an over-large schema", {"guided_json": {"enum": ["x" * 70_000]}}, "guided_json", "bytes"),
+    ("a pattern that takes too long", {"regex": "(.{1,300}){1,300}"}, "regex", "too large"),
+    ("two rules on the text", {"regex": "a+", "guided_choice": ["a"]}, "guided_choice", ""),
+    ("a grammar that allows nothing", {"ebnf": "root ::= root"}, "ebnf", ""),
+    ("a bias on an unknown token", {"logit_bias": {"2048": 1}}, "logit_bias", "2048"),
+    ("a bias on no token", {"logit_bias": {"krill": 1}}, "logit_bias", "krill"),
+    ("a priority too high", {"priority": 1001}, "priority", "1000"),
+    ("a priority too low", {"priority": -1001}, "priority", "-1000"),
+]
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Gateway]:
+    with Gateway(*serve_arguments("model", "--dtype", "float32", *PLUGIN)) as gateway:
+        yield gateway.ready()
+
+
+def ask(gateway: Gateway, **fields: Any) -> httpx.Response:
+    body = {"model": "micro", "prompt": "Hello", "max_tokens": 4, "temperature": 0} | fields
+    return httpx.post(f"{gateway.url}/v1/completions", json=body, timeout=TIMEOUT_S)
+
+
+def at_rest(gateway: Gateway) -> bool:
+    metrics = gateway.metrics()
+    return all(metrics[gauge] == 0 for gauge in GAUGES)
+
+
+@pytest.mark.parametrize(("fields", "field", "words"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_it_is_refused_with_the_reason_and_nothing_is_queued(
+    stack: Gateway, fields: dict[str, Any], field: str, words: str
+) -> None:
+    response = ask(stack, **fields)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert field in (error["param"] or "") or field in error["message"], error
+    assert words in error["message"], error
+    wait_for("nothing is left behind", lambda: at_rest(stack))
+
+
+def test_a_grammar_that_leads_nowhere_ends_its_answer(stack: Gateway) -> None:
+    """Nothing may follow the first letter, not even an end: the answer is cut short as by its length."""
+    choice = ask(stack, ebnf='root ::= "a" never\nnever ::= "b" never', max_tokens=8).json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert choice["text"] == "a" + "b" * (len(choice["text"]) - 1)
+    wait_for("nothing is left behind", lambda: at_rest(stack))
+
+
+def test_a_plugin_that_raises_ends_only_its_request(stack: Gateway) -> None:
+    before = ask(stack).json()["choices"]
+    broken = ask(stack, logit_processors=["breaks"])
+    assert broken.status_code == 500, broken.text
+    assert "breaks" in json.dumps(broken.json()["error"])
+    assert ask(stack).json()["choices"] == before
+    wait_for("nothing is left behind", lambda: at_rest(stack))
