@@ -142,7 +142,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         idle = self.rig.scheduler.idle
         num_cached = self.rig.scheduler.load.cached_pages
         assert self.rig.scheduler.flush() == (num_cached if idle else None)
-        assert not idle or self.rig.pages.num_free == self.rig.pages.capacity
+        assert not idle or self.rig.pages.num_free == self.rig.pages.capacity - len(self.quarantined)
 
     @rule(count=st.integers(1, 4))
     def quarantine(self, count: int) -> None:
@@ -208,7 +208,7 @@ def test_any_order_of_events_at_any_depth(max_examples: int, min_steps: int) -> 
 def test_engine_answers_everybody_whatever_the_load() -> None:
     num_steps = 0
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=15, deadline=None)
     @given(
         seed=st.integers(0, 2**32),
         max_running=st.integers(1, 12),
