@@ -30,7 +30,8 @@ _CONTROL = b"\xff%d"
 _PLACEHOLDER_STOP_ID = 0
 # A string of bounded length, as the library spells it: a rule for one character, and references that count. It lets
 # such a string hold control characters, which JSON forbids, and a mask takes hundreds of times as long as one of an
-# automaton that counts.
+# automaton that counts. Up to a bound of 128 the library makes such an automaton, at 55 ms of compilation a character
+# in the released vocabulary and 1 ms in one of 2,048 tokens; beyond, it counts at run time, and masks are slow again.
 _LOOSE_CHARACTER = re.compile(r'^(\w+) ::= \(\(\[\^\\"\\\\\\r\\n\]\)\)$', re.MULTILINE)
 _STRICT_CLASS = r'[^\x00-\x1f"\\]'
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import resource
 import selectors
@@ -19,6 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG = 1
 _EXTRA_MEMORY_BYTES = 1 << 30
 _READY_S = 120.0
+
+logger = logging.getLogger(__name__)
 
 
 class Trial(msgspec.Struct, frozen=True, array_like=True):
@@ -47,44 +51,79 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
 
 
+class TrialLostError(RuntimeError):
+    """The server of trials has died during this one."""
+
+
 class TrialServer:
-    """The rank's end: starts the server with the first trial and ends it with `close`. Used by several threads."""
+    """The rank's end: starts the server with the first trial and ends it with `close`. Used by several threads.
+
+    A server that has died, whatever killed it, is replaced at the next trial.
+    """
 
     def __init__(self, model_dir: Path, vocab_size: int, num_threads: int) -> None:
-        """Returns when the server is ready. Raises RuntimeError when it cannot start."""
+        """Returns at once; the first trial waits until the server is ready."""
+        self._arguments = (str(model_dir), str(vocab_size), str(num_threads))
         self._folder = Path(tempfile.mkdtemp(prefix="baleen-trial-"))  # mode 0700
-        self._path = str(self._folder / "socket")
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(self._path)
-        listener.listen(64)
-        arguments = (str(listener.fileno()), str(os.getpid()), str(model_dir), str(vocab_size), str(num_threads))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "baleen_worker.grammar.trial", *arguments],
-            pass_fds=(listener.fileno(),),
-            stdin=subprocess.PIPE,
-            stdout=sys.stderr.fileno(),
-        )
-        listener.close()
+        self._lock = threading.Lock()
+        self._num_started = 0
+        self._process, self._path = self._start()
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], str]:
+        self._num_started += 1
+        path = str(self._folder / f"socket-{self._num_started}")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen(64)
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "baleen_worker.grammar.trial"),
+                    *(str(listener.fileno()), str(os.getpid()), *self._arguments),
+                ],
+                pass_fds=(listener.fileno(),),
+                stdin=subprocess.PIPE,
+                stdout=sys.stderr.fileno(),
+            )
+        return process, path
+
+    def _running(self) -> tuple[subprocess.Popen[bytes], str]:
+        with self._lock:
+            if self._process.poll() is not None:
+                logger.warning("the server of trials has ended with %d; another is started", self._process.returncode)
+                self._forget()
+                self._process, self._path = self._start()
+            return self._process, self._path
+
+    def _forget(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        Path(self._path).unlink(missing_ok=True)
 
     def judge(self, constraint: Constraint, limit_s: float) -> Verdict | None:
-        """Whether a constraint compiles within the limit; None when it does not, or takes the compiler down."""
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(self._path)
+        """Whether a constraint compiles within the limit; None when it does not, or takes the compiler down.
+
+        Raises TrialLostError when not the compiler's own process, but the server has died meanwhile.
+        """
+        process, path = self._running()
+        answer = b""
+        with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(TimeoutError, ConnectionError):
             connection.settimeout(_READY_S + limit_s)  # a child always ends: this is for a server that starts or hangs
+            connection.connect(path)
             connection.sendall(msgspec.msgpack.encode(Trial(constraint, limit_s)))
             connection.shutdown(socket.SHUT_WR)
-            try:
-                answer = _read_all(connection)
-            except (TimeoutError, ConnectionError):
-                answer = b""
-        return msgspec.msgpack.decode(answer, type=Verdict) if answer else None
+            answer = _read_all(connection)
+        if answer:
+            return msgspec.msgpack.decode(answer, type=Verdict)
+        if process.poll() is not None:
+            raise TrialLostError("the server of trials died during a trial")
+        return None
 
     def close(self) -> None:
         """Ends the server and whatever it still compiles."""
-        self._process.kill()
-        self._process.wait()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        with self._lock:
+            self._process.kill()
+            self._process.wait()
+            self._forget()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

@@ -7,11 +7,12 @@ import random
 import re
 from collections.abc import Iterator
 
+import psutil
 import pytest
 from baleen_worker.pb import worker_pb2 as pb
 from constrained_rig import MICRO, check_json, draw_schema, text_of
 from hostile_constraints import hostile_constraints
-from worker_process import Client, WorkerProcess, answer_to, gone, make_submit
+from worker_process import Client, WorkerProcess, answer_to, gone, make_submit, wait_until
 
 # The first constraint waits for two processes to import torch, on a machine that may be busy.
 TIMEOUT_S = 240
@@ -81,3 +82,21 @@ def test_hostile_constraints_are_served_or_refused_and_nobody_else_notices(clien
     stream.send(submits=[constrained(5000, "regex", f"after all {count}")])
     stream.read_until(lambda: 5000 in stream.ended, TIMEOUT_S)
     assert text_of(stream.tokens[5000]) == f"after all {count}"
+
+
+def test_a_server_of_trials_that_dies_is_replaced(worker: WorkerProcess, client: Client) -> None:
+    def server() -> psutil.Process:
+        servers = [member for member in worker.family() if "baleen_worker.grammar.trial" in " ".join(member.cmdline())]
+        return servers[0]
+
+    stream = client.connect()
+    stream.send(submits=[constrained(7000, "regex", "before it dies")])
+    stream.read_until(lambda: 7000 in stream.ended, TIMEOUT_S)
+    dead = server()
+    dead.kill()
+    wait_until(lambda: not dead.is_running() or dead.status() == psutil.STATUS_ZOMBIE, "the server is dead")
+    stream.send(submits=[constrained(7001, "regex", "after it died")])
+    stream.read_until(lambda: 7001 in stream.ended, TIMEOUT_S)
+    assert stream.errors == {}
+    assert text_of(stream.tokens[7001]) == "after it died"
+    assert server().pid != dead.pid
