@@ -132,7 +132,7 @@ class StreamColumns(msgspec.Struct, array_like=True, gc=False):
         """Rows of requests of this stream that each got one token and go on."""
         count = len(tokens.keys)
         self.keys.frombytes(tokens.keys.tobytes())
-        self.token_counts.extend(array("H", [1]) * count)
+        self.token_counts += array("H", [1]) * count
         self.token_ids.frombytes(tokens.token_ids.astype("I").tobytes())
         self.finish_reasons.frombytes(bytes(count))
         self.cached_tokens.frombytes(tokens.cached_tokens.astype("I").tobytes())

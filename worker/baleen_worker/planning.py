@@ -71,8 +71,9 @@ class Planner:
                 ready[slot] = not columns.at(slot).awaits_host
         if roster.num_decoding > max_rows:
             self._take_turns(ready, max_rows)
-        for slot in (ready & self._lacks_page()).nonzero()[0].tolist():
-            ready[slot] = self._residency.grow(columns.at(slot))
+        full = (ready & self._lacks_page()).nonzero()[0].tolist()
+        if full:
+            ready[self._residency.grow_each(full)] = False
         draft.add_decodes(ready)
 
     def _take_turns(self, ready: Bools, max_rows: int) -> None:

@@ -129,6 +129,14 @@ class Residency:
         self.columns.num_pages[sequence.slot] += 1
         return True
 
+    def grow_each(self, slots: list[int]) -> list[int]:
+        """Grants one more page to each of the slots, as far as pages can be had; returns the slots that got none."""
+        pages = self._take(min(len(slots), self.num_available))
+        for slot, page in zip(slots, pages, strict=False):
+            self.columns.at(slot).pages.append(page)
+        self.columns.num_pages[slots[: len(pages)]] += 1
+        return slots[len(pages) :]
+
     def attach(self, sequence: Sequence, num_computed: int) -> None:
         """The keys of the first `num_computed` tokens are in the pages: full pages become the cache's."""
         cache, node = self._cache, sequence.node

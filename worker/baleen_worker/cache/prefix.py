@@ -32,8 +32,9 @@ _KEY_BYTES = 4 * PAGE_SIZE_TOKENS
 
 def page_keys(token_ids: Sequence[int]) -> bytes:
     """Tokens as little-endian uint32, in which the tree compares them."""
-    packed = token_ids[:] if isinstance(token_ids, array) else array("I", token_ids)
+    packed = token_ids if isinstance(token_ids, array) else array("I", token_ids)
     if sys.byteorder != "little":
+        packed = packed[:]
         packed.byteswap()
     return packed.tobytes()
 
