@@ -45,6 +45,14 @@ class Planner:
 
     def plan(self) -> Draft:
         """The next step; without rows when nothing can be computed before an earlier step is committed."""
+        while True:
+            num_preemptions = self.num_preemptions
+            draft = self._plan_once()
+            # Whoever ran last may just have made way at once, and for somebody who has not been looked at since.
+            if draft.rows or self.num_preemptions == num_preemptions or self._residency.any_leaving:
+                return draft
+
+    def _plan_once(self) -> Draft:
         draft = Draft(self._max_step_tokens, self._columns)
         self._admission.begin()
         # The candidate's pages are found again after the decodes, which may take them.

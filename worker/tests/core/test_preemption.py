@@ -190,6 +190,18 @@ def test_tenants_get_equal_shares_of_what_is_computed() -> None:
     assert max(order.index(key) for key in range(100, 104)) < 7
 
 
+def test_who_made_way_for_is_planned_in_the_same_plan() -> None:
+    rig = Rig(num_pages=9, max_step_tokens=1024, preemption_threshold=0)
+    rig.submit(make_request(1, prompt(6 * PAGE_SIZE), 50))
+    rig.step()
+    rig.submit(make_request(2, prompt(6 * PAGE_SIZE, 50), 50, priority=1))
+    plan = rig.launch()
+    assert plan is not None, "the only one that ran makes way, and nobody runs"
+    assert [admission.sampling.max_tokens for admission in plan.admissions] == [50]
+    rig.land()
+    rig.finish()
+
+
 # --- overlap ----------------------------------------------------------------------------------------------------------
 
 
