@@ -128,11 +128,13 @@ def build_runner(config: WorkerConfig, *, on_progress: Callable[[int, int], None
         _warm_up(runner)
     else:
         runner, pools = _fill_device(build, free_before, report.weights_bytes)
-    num_host_pages, tiered = 0, runner
+    num_host_pages, tiered, poison = 0, runner, pools.poison
     if config.host_cache is not None:
         ratio, size_gb = config.host_cache.ratio, config.host_cache.size_gb
         num_host_pages = host_pages(layout, pools.num_pages - 1, ratio=ratio, size_gb=size_gb)
-        tiered = CopyingRunner(runner, HostPool(pools, num_host_pages, by_layer=runner.graphs is None))
+        pool = HostPool(pools, num_host_pages, by_layer=runner.graphs is None)
+        tiered = CopyingRunner(runner, pool, pools.poison)
+        poison = tiered.poison
     return BuiltRunner(
         runner=tiered,
         num_pages=pools.num_pages,
@@ -141,7 +143,7 @@ def build_runner(config: WorkerConfig, *, on_progress: Callable[[int, int], None
         layout_id=layout.layout_id,
         weights_bytes=report.weights_bytes,
         kv_bytes=pools.num_bytes,
-        poison=pools.poison,
+        poison=poison,
         computes_beside=device.type == "cuda",
         num_host_pages=num_host_pages,
         features=kernels.features(),

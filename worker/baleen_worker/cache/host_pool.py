@@ -91,8 +91,8 @@ class HostPool:
 class CopyingRunner:
     """A `Runner` that makes a plan's copies before it lets another one compute the plan."""
 
-    def __init__(self, inner: Runner, pool: HostPool, poison: Callable[[Sequence[int]], None] | None = None) -> None:
-        """`poison` spoils pages, for tests."""
+    def __init__(self, inner: Runner, pool: HostPool, poison: Callable[[Sequence[int]], None]) -> None:
+        """`poison` spoils pages at once."""
         self._inner = inner
         self._pool = pool
         self._poison = poison
@@ -101,7 +101,7 @@ class CopyingRunner:
     def launch(self, plan: StepPlan) -> StepHandle:
         """See `Runner`."""
         copies = plan.copies
-        if self._freed and self._poison is not None:
+        if self._freed:
             self._pool.copy(None if copies is None else PageCopies(copies.out, ()))
             self._pool.wait_all()
             self._poison(self._freed)

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from baleen_worker.cache.host import HostTier, WritePolicy
-from baleen_worker.cache.host_pool import CopyingRunner, HostPool, host_pages
+from baleen_worker.cache.host_pool import HostPool, host_pages
 from baleen_worker.cache.pages import PagePool
 from baleen_worker.cache.prefix import PrefixCache
 from baleen_worker.cache.storage import KvLayout, PagedPools, choose_layout
-from baleen_worker.config import WorkerConfig
+from baleen_worker.config import HostCacheConfig, WorkerConfig
 from baleen_worker.engine import Engine
 from baleen_worker.messages import Command, Event, StepDone, Submit
 from baleen_worker.model_config import load_model_config
 from baleen_worker.request import Request, SamplingParams
-from baleen_worker.runner import ModelRunner, build_runner
+from baleen_worker.runner import build_runner
 from baleen_worker.scheduler import Scheduler, SchedulerLimits
-from baleen_worker.step import CopyError, PageCopies, Runner
+from baleen_worker.step import CopyError, PageCopies
 
 MICRO = Path(__file__).parents[3] / "models" / "micro"
 MODEL = load_model_config(MICRO)
@@ -80,20 +79,16 @@ class Server:
     """The micro model in few pages, in process. Freed pages are filled with NaN before anything else is computed."""
 
     def __init__(self, num_pages: int, policy: WritePolicy | None) -> None:
-        config = WorkerConfig(MICRO, device="cpu", max_total_tokens=num_pages * 64, max_running_requests=2)
-        model = build_runner(config).runner
-        assert isinstance(model, ModelRunner)
-        self._pools = model._pools
-        runner: Runner = model
-        on_free, host = self._poison, None
-        if policy is not None:
-            runner = copying = CopyingRunner(model, HostPool(self._pools, 30), self._poison)
-            on_free, host = copying.poison, HostTier(30, policy)
-        pages = PagePool(num_pages + 1, on_free=on_free)
+        tier = None if policy is None else HostCacheConfig(policy.value, ratio=4.0)
+        built = build_runner(
+            WorkerConfig(MICRO, device="cpu", max_total_tokens=num_pages * 64, max_running_requests=2, host_cache=tier)
+        )
+        host = None if policy is None else HostTier(built.num_host_pages, policy)
+        pages = PagePool(built.num_pages, on_free=built.poison)
         self.scheduler = Scheduler(SchedulerLimits(2, 512, 9), pages, PrefixCache(pages, host=host))
         self._commands: list[Command] = []
         self._tokens: list[int] = []
-        self._engine = Engine(self.scheduler, runner, self, self)
+        self._engine = Engine(self.scheduler, built.runner, self, self)
         self._num_requests = 0
 
     def drain(self, *, wait: bool) -> list[Command]:
@@ -117,11 +112,6 @@ class Server:
         while self._engine.turn() or not self.scheduler.idle:
             pass
         return self._tokens
-
-    def _poison(self, pages: Sequence[int]) -> None:
-        for layer in range(self._pools.layout.num_layers):
-            for store in self._pools.page_stores(layer):
-                store[list(pages)] = 0xFF
 
 
 @pytest.mark.parametrize("policy", list(WritePolicy))
