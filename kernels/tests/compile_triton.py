@@ -1,11 +1,12 @@
 """Compiles one op's Triton kernels for Hopper, without a GPU; the last line of output is JSON, an outcome by case.
 
-python compile_triton.py OP. Calls of the backend reach Triton, which is told of a GPU that is not there and asked to
-stop before the launch.
+python compile_triton.py OP [MODULE.NAME=NUMBER …]. The numbers replace those of modules of `own`. Calls of the backend
+reach Triton, which is told of a GPU that is not there and asked to stop before the launch.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from typing import Any
@@ -46,6 +47,10 @@ def main() -> None:
     JITFunction.run = compile_only
     selection.load_ops()
     op = OPS[sys.argv[1]]
+    for setting in sys.argv[2:]:
+        place, _, number = setting.partition("=")
+        module, _, attribute = place.partition(".")
+        setattr(importlib.import_module(f"baleen_kernels.own.{module}"), attribute, int(number))
     outcomes: dict[str, str] = {}
     for case in op.cases:
         inputs = op.make_inputs(case)

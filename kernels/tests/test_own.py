@@ -32,12 +32,12 @@ TRITON_OPS = (
 QUICK = ("fp8_quant", "moe_route")
 
 
-def _run(script: str, op: str, **environment: str) -> dict[str, str]:
+def _run(script: str, op: str, *settings: str, **environment: str) -> dict[str, str]:
     """What the script says of each case: "ok" or what went wrong."""
     pytest.importorskip("triton")
     path = Path(__file__).with_name(script)
     done = subprocess.run(
-        [sys.executable, str(path), op],
+        [sys.executable, str(path), op, *settings],
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
         text=True,
@@ -49,6 +49,17 @@ def _run(script: str, op: str, **environment: str) -> dict[str, str]:
 @pytest.mark.parametrize("op", [pytest.param(op, marks=() if op in QUICK else pytest.mark.slow) for op in TRITON_OPS])
 def test_triton_kernels_equal_the_reference_in_the_interpreter(op: str) -> None:
     outcomes = _run("run_triton.py", op, TRITON_INTERPRET="1")
+    assert set(outcomes.values()) == {"ok"}, outcomes
+
+
+def test_the_kernel_for_many_queries_equals_the_reference() -> None:
+    outcomes = _run("run_triton.py", "indexer_prep", "indexer_prep._MANY=0", TRITON_INTERPRET="1")
+    assert set(outcomes.values()) == {"ok"}, outcomes
+
+
+@pytest.mark.slow
+def test_the_kernel_for_many_queries_compiles_for_hopper(tmp_path: Path) -> None:
+    outcomes = _run("compile_triton.py", "indexer_prep", "indexer_prep._MANY=0", TRITON_CACHE_DIR=str(tmp_path))
     assert set(outcomes.values()) == {"ok"}, outcomes
 
 

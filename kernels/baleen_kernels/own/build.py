@@ -2,7 +2,7 @@
 
 A source becomes a shared library with a plain C interface, called through ctypes: no PyTorch headers, so it compiles in
 seconds, and no PyTorch ABI, so a library outlives an update of PyTorch. Libraries are kept by a hash of source,
-compiler and flags, in BALEEN_KERNEL_CACHE, by default ~/.cache/baleen/kernels; a folder `prebuilt` beside the sources
+headers and flags, in BALEEN_KERNEL_CACHE, by default ~/.cache/baleen/kernels; a folder `prebuilt` beside the sources
 is looked into first. Files are renamed into place, so that several ranks may build at once.
 """
 
@@ -35,7 +35,8 @@ def cache_folder() -> Path:
 def load(name: str, *defines: str) -> ctypes.CDLL:
     """The library of `name`.cu, compiled if need be. RuntimeError with the compiler's words if that fails."""
     source = SOURCES / f"{name}.cu"
-    digest = hashlib.sha256(" ".join([source.read_text("utf-8"), *_FLAGS, *defines]).encode()).hexdigest()[:16]
+    texts = [path.read_text("utf-8") for path in (source, *sorted(SOURCES.glob("*.cuh")))]
+    digest = hashlib.sha256(" ".join([*texts, *_FLAGS, *defines]).encode()).hexdigest()[:16]
     file_name = f"{name}-{digest}.so"
     prebuilt = SOURCES / "prebuilt" / file_name
     built = prebuilt if prebuilt.exists() else cache_folder() / file_name

@@ -1,7 +1,11 @@
 """Triton: rotation, Hadamard transform and rounding of index queries, and the same with a LayerNorm for index keys.
 
 The transform is a product with a matrix of signs, which tensor cores take: its operands are exact in bfloat16 and sums
-are in float32. One launch: the first programs take heads of a few tokens, the last ones the keys of many.
+are in float32.
+
+Few tokens: one launch, whose first programs take heads of a token and whose last ones the keys of many. Many tokens: a
+kernel of their own for the queries, whose programs keep the signs in shared memory, walk over tokens with the next ones
+on their way, and rotate by a second look at the same channels, so that a token is one product and not three.
 """
 
 from __future__ import annotations
@@ -16,6 +20,9 @@ from torch import Tensor
 from baleen_kernels.own.fp8 import INTERPRETED, narrow, scale_of, to_e4m3
 
 _KEYS = 16
+# Tokens from which queries have a kernel of their own, and how many of them one program takes.
+_MANY = 512
+_TOKENS = 4
 
 
 @triton.jit
@@ -61,7 +68,6 @@ def _prepare(
     eps,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
-    TOKENS: tl.constexpr,
     KEYS: tl.constexpr,
     WIDTH: tl.constexpr,
     ROPE: tl.constexpr,
@@ -81,23 +87,21 @@ def _prepare(
     rest_signs = tl.load(signs + rest_row + channel).to(operand)
     blocks: tl.constexpr = HEADS // BLOCK  # 0 where only keys are stored
     at_least_one: tl.constexpr = blocks if blocks > 0 else 1
-    query_programs = tl.cdiv(num_tokens, TOKENS) * blocks
+    query_programs = num_tokens * blocks
     if program < query_programs:
         heads = (program % at_least_one) * BLOCK + tl.arange(0, BLOCK)
-        for turn in range(TOKENS):
-            token = (program // at_least_one).to(tl.int64) * TOKENS + turn
-            if token < num_tokens:
-                q_angle = cos_sin + tl.load(positions + token) * ROPE + pair
-                q_cos, q_sin = tl.load(q_angle), tl.load(q_angle + ROPE // 2)
-                head = q + token * q_stride + heads[:, None] * WIDTH
-                first, second = tl.load(head + pair), tl.load(head + ROPE // 2 + pair)
-                rest = tl.load(head + beyond)
-                query = _transform(first, second, rest, q_cos, q_sin, top_signs, partner_signs, rest_signs, dtype)
-                q_scale = scale_of(tl.max(tl.abs(query), 1), UE8M0)
-                value = to_e4m3(query, q_scale[:, None], UE8M0)
-                tl.store(q_values + (token * HEADS + heads[:, None]) * WIDTH + channel, value)
-                weight = tl.load(head_weights + token * weight_stride + heads)
-                tl.store(weights + token * HEADS + heads, weight * q_scale * factor)
+        token = (program // at_least_one).to(tl.int64)
+        q_angle = cos_sin + tl.load(positions + token) * ROPE + pair
+        q_cos, q_sin = tl.load(q_angle), tl.load(q_angle + ROPE // 2)
+        head = q + token * q_stride + heads[:, None] * WIDTH
+        first, second = tl.load(head + pair), tl.load(head + ROPE // 2 + pair)
+        rest = tl.load(head + beyond)
+        query = _transform(first, second, rest, q_cos, q_sin, top_signs, partner_signs, rest_signs, dtype)
+        q_scale = scale_of(tl.max(tl.abs(query), 1), UE8M0)
+        value = to_e4m3(query, q_scale[:, None], UE8M0)
+        tl.store(q_values + (token * HEADS + heads[:, None]) * WIDTH + channel, value)
+        weight = tl.load(head_weights + token * weight_stride + heads)
+        tl.store(weights + token * HEADS + heads, weight * q_scale * factor)
     else:
         tokens = ((program - query_programs) * KEYS + tl.arange(0, KEYS)).to(tl.int64)
         present = tokens < num_tokens
@@ -120,6 +124,54 @@ def _prepare(
         tl.store(page[:, None] + offset[:, None] * WIDTH + channel, k_value, mask=mask)
         scale_page = (page + 64 * WIDTH).to(tl.pointer_type(tl.float32))
         tl.store(scale_page + offset, scale, mask=present)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _prepare_queries(
+    q,
+    head_weights,
+    cos_sin,
+    positions,
+    signs,
+    q_values,
+    weights,
+    num_tokens,
+    q_stride,
+    weight_stride,
+    factor,
+    HEADS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROPE: tl.constexpr,
+    UE8M0: tl.constexpr,
+):
+    dtype: tl.constexpr = q.dtype.element_ty
+    operand: tl.constexpr = tl.float32 if INTERPRETED else dtype
+    heads = tl.arange(0, HEADS)
+    channel = tl.arange(0, WIDTH)
+    all_signs = tl.load(signs + channel[:, None] * WIDTH + channel[None, :]).to(operand)
+    turns = channel < ROPE
+    partner = tl.where(turns, channel ^ (ROPE // 2), channel)
+    direction = tl.where(channel < ROPE // 2, -1.0, 1.0)
+    place = heads[:, None] * WIDTH
+    for turn in tl.range(0, TOKENS, num_stages=2):
+        # The last program does the last token again and again, which changes nothing and needs no masks.
+        token = tl.minimum(tl.program_id(0) * TOKENS + turn, num_tokens - 1).to(tl.int64)
+        angle = cos_sin + tl.load(positions + token) * ROPE + channel % (ROPE // 2)
+        # Channels beyond the rope keep what they are: times one, plus nothing.
+        cos = tl.load(angle, mask=turns, other=1.0)
+        sin = tl.load(angle + ROPE // 2, mask=turns, other=0.0) * direction
+        row = q + token * q_stride + place
+        x = tl.load(row + channel[None, :]).to(tl.float32)
+        y = tl.load(row + partner[None, :], mask=turns[None, :], other=0.0).to(tl.float32)
+        turned = narrow(x * cos[None, :] + y * sin[None, :], dtype).to(operand)
+        product = tl.dot(turned, all_signs, input_precision="ieee")
+        query = narrow(product * tl.rsqrt(WIDTH * 1.0), dtype).to(tl.float32)
+        scale = scale_of(tl.max(tl.abs(query), 1), UE8M0)
+        target = q_values + token * HEADS * WIDTH + place + channel[None, :]
+        tl.store(target, to_e4m3(query, scale[:, None], UE8M0))
+        weight = tl.load(head_weights + token * weight_stride + heads)
+        tl.store(weights + token * HEADS + heads, weight * scale * factor)
 
 
 @functools.lru_cache(maxsize=8)
@@ -153,10 +205,32 @@ def prepare(
     assert pages.is_contiguous()
     assert cos_sin.is_contiguous()
     assert q.stride(1) == width
+    factor = (max(heads, 1) * width) ** -0.5
+    together = heads
+    if num_tokens > _MANY and heads and heads & (heads - 1) == 0:
+        together = 0  # only the keys are left for the other kernel
+        _prepare_queries[(triton.cdiv(num_tokens, _TOKENS),)](
+            q,
+            head_weights,
+            cos_sin,
+            positions,
+            _signs(width, q.device),
+            values,
+            weights,
+            num_tokens,
+            q.stride(0),
+            head_weights.stride(0),
+            factor,
+            HEADS=heads,
+            TOKENS=_TOKENS,
+            WIDTH=width,
+            ROPE=cos_sin.shape[1],
+            UE8M0=scale_ue8m0,
+            num_warps=4,
+        )
     if num_tokens:
-        block = 64 if num_tokens > 512 and heads % 64 == 0 else 32 if heads % 32 == 0 else 16
-        tokens = 1 if num_tokens <= 512 else 2  # a program loads the signs once
-        grid = (triton.cdiv(num_tokens, tokens) * (heads // block) + triton.cdiv(num_tokens, _KEYS),)
+        block = 32 if together % 32 == 0 else 16
+        grid = (num_tokens * (together // block) + triton.cdiv(num_tokens, _KEYS),)
         _prepare[grid](
             q,
             k,
@@ -174,11 +248,10 @@ def prepare(
             q.stride(0),
             k.stride(0),
             head_weights.stride(0),
-            (max(heads, 1) * width) ** -0.5,
+            factor,
             NORM_EPS,
-            HEADS=heads,
+            HEADS=together,
             BLOCK=block,
-            TOKENS=tokens,
             KEYS=_KEYS,
             WIDTH=width,
             ROPE=cos_sin.shape[1],
