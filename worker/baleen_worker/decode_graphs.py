@@ -151,7 +151,8 @@ class DecodeGraphs:
         logits.copy_(self._model.compute_logits(hidden))
         token_ids = logits.argmax(-1)  # the first of equals
         self._token_ids[:size] = token_ids
-        self._finite[:size] = logits.isfinite().all(-1)
+        # What is not finite makes the sum so; one pass over the logits instead of five.
+        self._finite[:size] = logits.sum(-1).isfinite()
         self._last_tokens.tensor[slots] = token_ids
 
 

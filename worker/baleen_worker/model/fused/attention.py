@@ -143,16 +143,16 @@ class FusedAttention:
         """Queries in latent space over selected slots of the pool; fills heads [t, H, V]."""
         w, ops = self._weights, self._ops
         absorbed = ops.absorb_queries(q, self._cos_sin, step.positions[: q.shape[0]], w.up_k)
-        out: list[Tensor] = []
+
+        def attend(role: str, number: int, slots: Tensor, first: int, end: int) -> None:
+            latent = self._attend(role, absorbed[first:end], slots, step, number, latents)  # [t, H, C]
+            torch.bmm(latent.transpose(0, 1), w.up_v, out=heads[first:end].transpose(0, 1))
+
         if step.single is not None:
             slots = self._slots(step, -1, step.single)
-            out.append(self._attend(selection.DECODE, absorbed[: slots.shape[0]], slots, step, -1, latents))
+            attend(selection.DECODE, -1, slots, 0, slots.shape[0])
         for number, piece in enumerate(step.pieces):
-            slots = self._slots(step, number, piece)
-            queries = absorbed[piece.first : piece.end]
-            out.append(self._attend(selection.PREFILL, queries, slots, step, number, latents))
-        latent = out[0] if len(out) == 1 else torch.cat(out)  # [t, H, C]
-        torch.bmm(latent.transpose(0, 1), w.up_v, out=heads.transpose(0, 1))
+            attend(selection.PREFILL, number, self._slots(step, number, piece), piece.first, piece.end)
 
     def _attend(self, role: str, q: Tensor, slots: Tensor, step: FusedStep, number: int, latents: Tensor) -> Tensor:
         if number not in step.plans:

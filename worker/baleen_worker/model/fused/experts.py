@@ -46,22 +46,22 @@ class UniformRouting:
     """Router scores that have nothing to do with the tokens, so that experts are picked evenly.
 
     Random weights send most tokens to the same experts, which makes a step much cheaper than traffic does. Scores
-    depend on a token's slot, its layer and nothing else: rows of a random table, found by a hash once a step.
+    depend on a token's slot, its layer and nothing else: a row of a random table for all layers, found by a hash once a
+    step.
     """
 
-    _ROWS = 8191  # a prime, so that strides of whole pages meet all rows
-    _ROWS_A_LAYER = 97
+    _ROWS = 1021  # a prime, so that strides of whole pages meet all rows
 
     def __init__(self, num_layers: int, num_experts: int, device: torch.device) -> None:
         g = torch.Generator(device).manual_seed(0)
-        num_rows = self._ROWS + num_layers * self._ROWS_A_LAYER
-        self._table = torch.randn(num_rows, num_experts, generator=g, device=device)
+        self._num_experts = num_experts
+        self._table = torch.randn(self._ROWS, num_layers * num_experts, generator=g, device=device)
 
     def logits(self, layer: int, step: FusedStep) -> Tensor:
         """[T, E] float32."""
         if step.routing is None:
-            step.routing = step.kv_slots * 2654435761 % self._ROWS
-        return self._table[layer * self._ROWS_A_LAYER :].index_select(0, step.routing)
+            step.routing = self._table[step.kv_slots * 2654435761 % self._ROWS]
+        return step.routing[:, layer * self._num_experts : (layer + 1) * self._num_experts]
 
 
 class FusedMoe:

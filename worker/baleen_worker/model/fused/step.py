@@ -60,7 +60,7 @@ class FusedStep:
     """positions, kv_slots [T] int64 in the step's order; `order` and `back` [T] lead there and back, None if equal.
 
     `slots`: what each group selected last, by number; layers without an indexer read it. `plans`: of attention.
-    `routing`: see `UniformRouting`.
+    `routing`: scores that `UniformRouting` made up for all layers.
     """
 
     positions: Tensor
