@@ -8,6 +8,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed={}", file.display());
     let descriptors = protox::compile([&file], [root])?;
     // The service has a method named Connect, which the generated convenience constructor would shadow.
-    tonic_prost_build::configure().build_transport(false).compile_fds(descriptors)?;
+    tonic_prost_build::configure()
+        .build_transport(false)
+        .codec_path("crate::worker::codec::ContractCodec")
+        .compile_fds(descriptors)?;
     Ok(())
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 pub mod calls;
 pub mod client;
+pub mod codec;
 pub mod dispatch;
 pub mod mailbox;
 pub mod outbox;
