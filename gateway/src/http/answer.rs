@@ -28,7 +28,7 @@ use crate::telemetry::{EndpointName, Metrics, Outcome};
 
 /// Bodies above this are parsed and tokenized on a thread for long texts; shorter ones take less time than a change of
 /// threads.
-const LARGE_BODY_BYTES: usize = 16 * 1024;
+const LARGE_BODY_BYTES: usize = 32 * 1024;
 
 /// How long a stream's headers wait for its first news, so that a refusal by the worker still gets its status.
 const FIRST_NEWS_PATIENCE: Duration = Duration::from_secs(1);

@@ -50,7 +50,7 @@ struct Span {
     ids: Box<[u32]>,
 }
 
-type Generation = HashMap<u64, Arc<Span>>;
+type Generation = HashMap<u64, Arc<Span>, foldhash::fast::RandomState>;
 
 /// Two generations instead of an order of use: what is found moves to the young one, and when that is full the old one
 /// goes with all that nobody asked for in the meantime.

@@ -26,7 +26,8 @@ pub(super) struct Table {
 
 #[derive(Debug, Default)]
 struct State {
-    entries: HashMap<u64, Entry>,
+    /// Keys are numbered here, so that nobody can choose them to collide.
+    entries: HashMap<u64, Entry, foldhash::fast::RandomState>,
     closed: Option<Failure>,
     last_key: u64,
 }

@@ -128,8 +128,9 @@ pub(super) fn validate(
 }
 
 fn validate_one(message: WireMessage, index: usize, limits: &RequestLimits) -> Result<Message, InvalidRequest> {
+    // A path is spelled out only where something is wrong there: a long conversation has hundreds of them.
     let param = |field: &str| format!("messages[{index}].{field}");
-    let role = parse_role(message.role, &param("role"))?;
+    let role = parse_role(message.role, || param("role"))?;
     if message.function_call.0 {
         let param = param("function_call");
         let text = format!("'{param}' is not implemented by this server; use 'tool_calls'.");
@@ -141,8 +142,10 @@ fn validate_one(message: WireMessage, index: usize, limits: &RequestLimits) -> R
         let text = format!("'{param}' is only allowed on assistant messages.");
         return Err(InvalidRequest::field(param, text));
     }
-    limits.tool_calls.check_items(&param("tool_calls"), calls.len())?;
-    if let Some(content) = &message.content {
+    if !calls.is_empty() {
+        limits.tool_calls.check_items(&param("tool_calls"), calls.len())?;
+    }
+    if let Some(content) = message.content.as_ref().filter(|content| content.num_parts > 0) {
         limits.content_parts.check_items(&param("content"), content.num_parts)?;
     }
     let calls = calls.into_iter().enumerate();
@@ -162,7 +165,8 @@ fn validate_one(message: WireMessage, index: usize, limits: &RequestLimits) -> R
     Ok(Message { reasoning, tool_calls, tool_call_id: message.tool_call_id, ..Message::new(role, content) })
 }
 
-fn parse_role(role: Option<String>, param: &str) -> Result<Role, InvalidRequest> {
+/// `param` spells the path of the field.
+fn parse_role(role: Option<String>, param: impl Fn() -> String) -> Result<Role, InvalidRequest> {
     match role.as_deref() {
         Some("system") => Ok(Role::System),
         Some("user") => Ok(Role::User),
@@ -171,14 +175,19 @@ fn parse_role(role: Option<String>, param: &str) -> Result<Role, InvalidRequest>
         Some("tool") => Ok(Role::Tool),
         Some("function") => {
             let text = "Messages of role \"function\" are not implemented by this server; use \"tool\".";
-            Err(InvalidRequest::not_implemented(param, text))
+            Err(InvalidRequest::not_implemented(param(), text))
         }
         Some(other) => {
+            let param = param();
             let text = format!(
                 "'{param}' must be \"system\", \"developer\", \"user\", \"assistant\" or \"tool\", but it is {other:?}."
             );
             Err(InvalidRequest::field(param, text))
         }
-        None => Err(InvalidRequest::field(param, format!("'{param}' is required."))),
+        None => {
+            let param = param();
+            let text = format!("'{param}' is required.");
+            Err(InvalidRequest::field(param, text))
+        }
     }
 }

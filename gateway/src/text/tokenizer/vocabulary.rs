@@ -14,7 +14,7 @@ pub(super) struct Vocabulary {
     /// The model's embedding rows.
     pub size: u32,
     /// Ids of added tokens by their text.
-    pub added: HashMap<String, u32>,
+    pub added: HashMap<String, u32, foldhash::fast::RandomState>,
     /// Per id, whether the file marks it special.
     special: Box<[bool]>,
     /// Bytes of every token, one after another; token `id` is `starts[id]..starts[id + 1]`.
@@ -38,7 +38,7 @@ impl Vocabulary {
             *row = token_bytes(token, &alphabet);
         }
 
-        let mut added = HashMap::new();
+        let mut added = HashMap::default();
         let mut special = vec![false; rows.len()];
         for entry in root["added_tokens"].as_array().unwrap_or(&Vec::new()) {
             let text = entry["content"].as_str().ok_or_else(|| malformed("an added token has no content"))?;
