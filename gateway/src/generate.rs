@@ -24,6 +24,7 @@ use crate::worker::pool::{Condition, Pool, ReadyWorker};
 
 mod generation;
 mod needs;
+mod pace;
 
 pub use generation::{Choice, Finish, Generation, Progress};
 

@@ -1,6 +1,8 @@
 //! The routes and what wraps them: API key, request ids, one span a request, and a 500 object for a panic.
 
 use std::any::Any;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use axum::Router;
@@ -8,8 +10,8 @@ use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
+use futures::FutureExt;
 use http::{HeaderName, HeaderValue, Method, Uri};
-use tower_http::catch_panic::CatchPanicLayer;
 use tracing::{Instrument, error, info_span};
 
 use crate::app::App;
@@ -83,7 +85,6 @@ pub fn routes(app: Arc<App>) -> Router {
     router(open())
         .merge(guarded)
         .layer(DefaultBodyLimit::disable())
-        .layer(CatchPanicLayer::custom(panicked))
         .layer(middleware::from_fn_with_state(app.clone(), trace))
         .layer(middleware::from_fn(messages::speak))
         .with_state(app)
@@ -97,7 +98,12 @@ async fn wrong_method(method: Method, uri: Uri) -> ApiError {
     ApiError::wrong_method(method.as_str(), uri.path())
 }
 
-fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
+/// The answer of a handler, which is a 500 where it panics.
+async fn caught(answering: impl Future<Output = Response>) -> Response {
+    AssertUnwindSafe(answering).catch_unwind().await.unwrap_or_else(|panic| panicked(&*panic))
+}
+
+fn panicked(panic: &(dyn Any + Send)) -> Response {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
     error!(panic = text, "a request handler panicked");
@@ -105,16 +111,33 @@ fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
 }
 
 /// Gives each request an id, its own span, and the id back to the client. An id that a client brings is only echoed:
-/// nothing is looked up by it.
+/// nothing is looked up by it. A handler that panics is answered for here, without a layer of its own, which every
+/// piece of a streamed body would pass through.
 async fn trace(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let given = request.headers().get(&REQUEST_ID).filter(|value| is_plain(value)).cloned();
     let id = given.unwrap_or_else(|| app.next_request_id());
     let span = info_span!("request", id = id.to_str().unwrap_or_default(), path = request.uri().path());
-    let mut response = next.run(request).instrument(span).await;
+    let mut response = caught(next.run(request)).instrument(span).await;
     response.headers_mut().insert(REQUEST_ID, id);
     response
 }
 
 fn is_plain(value: &HeaderValue) -> bool {
     (1..=MAX_REQUEST_ID_LEN).contains(&value.len()) && value.as_bytes().iter().all(u8::is_ascii_graphic)
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::panic, reason = "tests")]
+
+    use axum::response::IntoResponse;
+    use http::StatusCode;
+
+    use super::caught;
+
+    #[tokio::test]
+    async fn a_handler_that_panics_is_answered_for() {
+        assert_eq!(caught(async { panic!("on purpose") }).await.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(caught(async { StatusCode::OK.into_response() }).await.status(), StatusCode::OK);
+    }
 }

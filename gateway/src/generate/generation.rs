@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
+use super::pace::Pace;
 use super::{Enforced, GenerateError, GenerateSpec, Generator};
 use crate::chat::output::{Delta, OutputFold};
 use crate::openai::logprobs::TokenLogprob;
 use crate::openai::response::Usage;
-use crate::telemetry::Metrics;
 use crate::text::tokenizer::Tokenizer;
 use crate::worker::client::Ticket;
 use crate::worker::mailbox::{Batch, Cut, End, Mailbox, Row};
@@ -45,7 +45,7 @@ pub struct Choice {
     keeps_token_ids: bool,
     /// None once the choice has ended.
     ticket: Option<Ticket>,
-    last_token_at: Option<Instant>,
+    pace: Pace,
 }
 
 /// Whether a generation goes on after a step.
@@ -93,7 +93,7 @@ impl Generation {
             fold: OutputFold::new(tokenizer.clone(), spec.output.clone()),
             keeps_token_ids: spec.keeps_token_ids,
             ticket: None,
-            last_token_at: None,
+            pace: Pace::default(),
         });
         Self {
             id: spec.id,
@@ -203,11 +203,15 @@ impl Generation {
         choice.prompt_logprobs.append(&mut row.prompt_logprobs);
         let taken = choice.push_tokens(row, tokens);
         if taken > 0 {
-            observe_tokens(&self.generator.metrics, choice, taken, now, (!self.saw_token).then_some(self.arrived));
-            self.saw_token = true;
+            if !self.saw_token {
+                self.generator.metrics.ttft.record((now - self.arrived).as_secs_f64());
+                self.saw_token = true;
+            }
+            choice.pace.note(taken, now, &self.generator.metrics);
         }
         if choice.finish.is_some() {
             choice.end();
+            choice.pace.report(&self.generator.metrics);
             self.running -= 1;
         }
         self.moved.push(index);
@@ -230,7 +234,8 @@ impl Drop for Generation {
         self.generator.lock().remove(&self.id);
         let metrics = &self.generator.metrics;
         metrics.cached_prompt_tokens.increment(self.usage().cached_tokens.into());
-        for choice in &self.choices {
+        for choice in &mut self.choices {
+            choice.pace.report(metrics);
             metrics.request_output_tokens.record(f64::from(choice.num_tokens));
         }
         metrics.duration.record(self.arrived.elapsed().as_secs_f64());
@@ -280,16 +285,4 @@ impl Choice {
         self.fold.finish(is_cut, &mut self.delta);
         self.ticket = None;
     }
-}
-
-fn observe_tokens(metrics: &Metrics, choice: &mut Choice, taken: u32, now: Instant, first: Option<Instant>) {
-    metrics.output_tokens.increment(taken.into());
-    if let Some(arrived) = first {
-        metrics.ttft.record((now - arrived).as_secs_f64());
-    }
-    if let Some(last) = choice.last_token_at {
-        // Tokens that came together share the time since those before them.
-        metrics.itl.record_many((now - last).as_secs_f64() / f64::from(taken), taken as usize);
-    }
-    choice.last_token_at = Some(now);
 }

@@ -9,10 +9,10 @@ use super::answer::{Answer, Prepared, check_model, finish_of, respond};
 use super::sse::{DONE, write_event};
 use crate::app::{App, Model};
 use crate::chat::encode::encode;
-use crate::chat::output::OutputOptions;
+use crate::chat::output::{Delta, OutputOptions};
 use crate::generate::{Choice, GenerateSpec, Generation, Prompt};
 use crate::openai::chat::response::{
-    ChatChoice, ChatChunkChoice, ChatChunkWriter, ChatDelta, ChatMessage, ChatToolCall, write_completion,
+    ChatChoice, ChatChunkChoice, ChatChunkWriter, ChatDelta, ChatMessage, ChatToolCall, ChunkText, write_completion,
 };
 use crate::openai::chat::{ChatRequest, ChatSpec};
 use crate::openai::logprobs::ChatLogprobs;
@@ -139,6 +139,17 @@ impl ChatAnswer {
         let mut logprobs = (self.with_logprobs && !choice.logprobs.is_empty())
             .then_some(ChatLogprobs { tokenizer: &self.model.tokenizer, tokens: &choice.logprobs });
         let mut token_ids = (!choice.token_ids.is_empty()).then_some(choice.token_ids.as_slice());
+        if logprobs.is_none() && token_ids.is_none() && usage.is_none() && choice.delta.calls.is_empty() {
+            let Delta { reasoning, content, .. } = &choice.delta;
+            for text in [ChunkText::Reasoning(reasoning), ChunkText::Content(content)] {
+                if !text.is_empty() {
+                    write_event(out, |out| self.writer.write_text(number, text, out));
+                }
+            }
+            choice.delta.clear();
+            choice.logprobs.clear();
+            return;
+        }
         let mut write = |delta: ChatDelta<'_>| {
             let text = ChatChunkChoice {
                 logprobs: logprobs.take(),

@@ -5,8 +5,9 @@
 //! body is dropped and with it the generation.
 
 use std::convert::Infallible;
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
@@ -14,6 +15,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::{HeaderValue, header};
 use http_body::Frame;
+use tokio::task::unconstrained;
 use tokio::time::{Instant, Sleep};
 
 use super::answer::{ActiveRequest, Answer, outcome};
@@ -39,6 +41,8 @@ pub struct EventStream {
     deadline: Instant,
     /// Fires when a keep-alive may be due, and at the deadline.
     timer: Pin<Box<Sleep>>,
+    /// Whom the timer will wake.
+    timer_waker: Option<Waker>,
 }
 
 /// What the timer of a stream fired for.
@@ -62,6 +66,7 @@ impl EventStream {
             keep_alive_interval,
             deadline,
             timer: Box::pin(tokio::time::sleep_until(deadline.min(now + keep_alive_interval))),
+            timer_waker: None,
         }
     }
 
@@ -87,8 +92,15 @@ impl EventStream {
     }
 
     fn poll_timer(&mut self, context: &mut Context<'_>) -> Poll<Due> {
-        // The timer is not moved at every write; it finds out when it fires.
-        while self.timer.as_mut().poll(context).is_ready() {
+        // Asked after every token: that the timer still runs, and for this task, is seen without polling it.
+        let runs = !self.timer.is_elapsed();
+        if runs && self.timer_waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
+            return Poll::Pending;
+        }
+        // The timer is not moved at every write; it finds out when it fires. Unconstrained, so that pending always means
+        // that it will wake this task.
+        while pin!(unconstrained(self.timer.as_mut())).poll(context).is_ready() {
+            self.timer_waker = None;
             let due = self.last_write + self.keep_alive_interval;
             let now = Instant::now();
             if now >= self.deadline {
@@ -100,6 +112,7 @@ impl EventStream {
                 return Poll::Ready(Due::KeepAlive);
             }
         }
+        self.timer_waker = Some(context.waker().clone());
         Poll::Pending
     }
 }

@@ -167,6 +167,20 @@ impl<'a> ChatChunkChoice<'a> {
     }
 }
 
+/// The text of a chunk that holds nothing else.
+#[derive(Debug, Clone, Copy)]
+pub enum ChunkText<'a> {
+    Reasoning(&'a str),
+    Content(&'a str),
+}
+
+impl ChunkText<'_> {
+    pub fn is_empty(&self) -> bool {
+        let (Self::Reasoning(text) | Self::Content(text)) = self;
+        text.is_empty()
+    }
+}
+
 /// A chunk without what all chunks of an answer repeat.
 #[derive(Serialize)]
 struct ChunkBody<'a> {
@@ -203,6 +217,23 @@ impl ChatChunkWriter {
         out: &mut Vec<u8>,
     ) -> serde_json::Result<()> {
         self.write_chunk(std::slice::from_ref(choice), usage, None, out)
+    }
+
+    /// The same as `write` for nothing but text, which nearly every chunk is: what stands around it is copied, and only
+    /// the text itself is serialised.
+    pub fn write_text(&self, index: u32, text: ChunkText<'_>, out: &mut Vec<u8>) -> serde_json::Result<()> {
+        out.extend_from_slice(self.head.as_bytes());
+        out.extend_from_slice(b",\"choices\":[{\"index\":");
+        serde_json::to_writer(&mut *out, &index)?;
+        let (name, text): (&[u8], _) = match text {
+            ChunkText::Reasoning(text) => (b",\"delta\":{\"reasoning_content\":", text),
+            ChunkText::Content(text) => (b",\"delta\":{\"content\":", text),
+        };
+        out.extend_from_slice(name);
+        serde_json::to_writer(&mut *out, text)?;
+        out.extend_from_slice(b"},\"logprobs\":null,\"finish_reason\":null}]");
+        out.extend_from_slice(if self.with_usage { b",\"usage\":null}" } else { b"}" });
+        Ok(())
     }
 
     /// The first chunk of a choice for a client that asked for token ids: it carries the prompt's.

@@ -1,6 +1,8 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use super::{ChatChoice, ChatChunkChoice, ChatChunkWriter, ChatDelta, ChatMessage, write_completion};
+use proptest::prelude::*;
+
+use super::{ChatChoice, ChatChunkChoice, ChatChunkWriter, ChatDelta, ChatMessage, ChunkText, write_completion};
 use crate::openai::response::{FinishReason, ResponseHead, StopReason, Usage};
 
 fn head() -> ResponseHead {
@@ -100,4 +102,23 @@ fn chunks_are_appended() {
     let text = String::from_utf8(out).unwrap();
     assert!(text.starts_with(r#"data: {"id":"#), "{text}");
     assert!(text.ends_with(r#""token_ids":[5]}],"prompt_token_ids":[1,2]}"#), "{text}");
+}
+
+proptest! {
+    #[test]
+    fn a_chunk_of_text_alone_is_the_chunk_with_that_delta(
+        text in any::<String>(),
+        index in 0..200_u32,
+        thinks in any::<bool>(),
+        with_usage in any::<bool>(),
+    ) {
+        let (delta, part) = match thinks {
+            true => (ChatDelta::reasoning(&text), ChunkText::Reasoning(&text)),
+            false => (ChatDelta::content(&text), ChunkText::Content(&text)),
+        };
+        let mut out = Vec::new();
+        ChatChunkWriter::new(head(), with_usage).write_text(index, part, &mut out).unwrap();
+        let whole = chunk(with_usage, ChatChunkChoice::new(index, delta), None);
+        prop_assert_eq!(String::from_utf8(out).unwrap(), whole);
+    }
 }
