@@ -3,12 +3,13 @@
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
+use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -28,9 +29,14 @@ const MAX_STREAMS_PER_CONNECTION: u32 = 100;
 /// What open connections get to finish their last response in once serving stops.
 const CLOSE_GRACE: Duration = Duration::from_millis(500);
 
+/// The first bytes of every HTTP/2 connection; no method of HTTP/1 begins so.
+const HTTP2_PREFACE: &[u8; 3] = b"PRI";
+/// How long the rest of a preface is waited for before it is looked for again.
+const PREFACE_PAUSE: Duration = Duration::from_millis(10);
+
 /// Serves `routes` until `stop` turns true, then lets open connections finish what they are writing.
 pub async fn serve(listener: TcpListener, routes: Router, mut stop: watch::Receiver<bool>) {
-    let builder = builder();
+    let protocols = Arc::new(Protocols::new());
     let open = GracefulShutdown::new();
     loop {
         let accepted = tokio::select! {
@@ -49,13 +55,14 @@ pub async fn serve(listener: TcpListener, routes: Router, mut stop: watch::Recei
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "TCP_NODELAY could not be set");
         }
-        let service = TowerToHyperService::new(routes.clone());
-        let connection =
-            builder.serve_connection(TokioIo::new(Unstalled::new(stream, WRITE_STALL_LIMIT)), service).into_owned();
-        let connection = open.watch(connection);
+        let (protocols, routes, watcher, stop) = (protocols.clone(), routes.clone(), open.watcher(), stop.clone());
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                debug!(%error, "a connection ended early");
+            // Boxed, as is the rarer protocol: what remains for the life of most connections stays small.
+            let is_http2 = Box::pin(speaks_http2(&stream, stop)).await;
+            match is_http2 {
+                Some(false) => note(watcher.watch(protocols.http1(stream, routes)).await),
+                Some(true) => note(Box::pin(watcher.watch(protocols.http2(stream, routes))).await),
+                None => debug!("a connection ended before its first request"),
             }
         });
     }
@@ -65,25 +72,75 @@ pub async fn serve(listener: TcpListener, routes: Router, mut stop: watch::Recei
     }
 }
 
-fn builder() -> Builder<TokioExecutor> {
-    let mut builder = Builder::new(TokioExecutor::new());
-    builder
-        .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_TIMEOUT)
-        .max_headers(MAX_HEADERS)
-        // A streamed token is three slices of some two hundred bytes: copying them costs less than a gathering write.
-        .writev(false)
-        .max_buf_size(MAX_BUFFER_BYTES);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(MAX_STREAMS_PER_CONNECTION)
-        .max_header_list_size(MAX_HEADER_BYTES)
-        .max_pending_accept_reset_streams(20)
-        .keep_alive_interval(Duration::from_secs(20))
-        .keep_alive_timeout(Duration::from_secs(20));
-    builder
+fn note(ended: hyper::Result<()>) {
+    if let Err(error) = ended {
+        debug!(%error, "a connection ended early");
+    }
+}
+
+/// Which protocol the client speaks, without taking a byte of it: what is read ahead of HTTP/1's own buffer makes that
+/// buffer double. `None` where the client leaves or says nothing, or serving stops.
+async fn speaks_http2(stream: &TcpStream, mut stop: watch::Receiver<bool>) -> Option<bool> {
+    let look = async {
+        loop {
+            let mut start = [0; HTTP2_PREFACE.len()];
+            let num_bytes = stream.peek(&mut start).await.ok().filter(|num_bytes| *num_bytes > 0)?;
+            if start[..num_bytes] != HTTP2_PREFACE[..num_bytes] {
+                return Some(false);
+            }
+            if num_bytes == start.len() {
+                return Some(true);
+            }
+            tokio::time::sleep(PREFACE_PAUSE).await;
+        }
+    };
+    tokio::select! {
+        found = tokio::time::timeout(HEADER_TIMEOUT, look) => found.ok().flatten(),
+        _ = stop.wait_for(|stop| *stop) => None,
+    }
+}
+
+/// How connections are served, by protocol.
+struct Protocols {
+    http1: http1::Builder,
+    http2: http2::Builder<TokioExecutor>,
+}
+
+type Socket = TokioIo<Unstalled>;
+type Service = TowerToHyperService<Router>;
+
+impl Protocols {
+    fn new() -> Self {
+        let mut http1 = http1::Builder::new();
+        http1
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEADER_TIMEOUT)
+            .max_headers(MAX_HEADERS)
+            // A streamed token is three slices of some two hundred bytes: copying them costs less than a gathering write.
+            .writev(false)
+            .max_buf_size(MAX_BUFFER_BYTES);
+        let mut http2 = http2::Builder::new(TokioExecutor::new());
+        http2
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(MAX_STREAMS_PER_CONNECTION)
+            .max_header_list_size(MAX_HEADER_BYTES)
+            .max_pending_accept_reset_streams(20)
+            .keep_alive_interval(Duration::from_secs(20))
+            .keep_alive_timeout(Duration::from_secs(20));
+        Self { http1, http2 }
+    }
+
+    fn http1(&self, stream: TcpStream, routes: Router) -> http1::Connection<Socket, Service> {
+        self.http1.serve_connection(socket(stream), TowerToHyperService::new(routes))
+    }
+
+    fn http2(&self, stream: TcpStream, routes: Router) -> http2::Connection<Socket, Service, TokioExecutor> {
+        self.http2.serve_connection(socket(stream), TowerToHyperService::new(routes))
+    }
+}
+
+fn socket(stream: TcpStream) -> Socket {
+    TokioIo::new(Unstalled::new(stream, WRITE_STALL_LIMIT))
 }
 
 /// A socket that fails once a write has made no progress for `limit`.
@@ -190,5 +247,51 @@ mod tests {
             taken += client.read(&mut buffer).await.unwrap();
         }
         writing.await.unwrap().unwrap();
+    }
+
+    /// What a server with no routes answers to `pieces`, each sent by itself, as far as `wanted` bytes.
+    async fn answer_to(pieces: &[&[u8]], wanted: usize) -> Vec<u8> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        client.set_nodelay(true).unwrap();
+        let (stop, stopped) = watch::channel(false);
+        let serving = tokio::spawn(serve(listener, Router::new(), stopped));
+        for piece in pieces {
+            client.write_all(piece).await.unwrap();
+            tokio::time::sleep(PREFACE_PAUSE / 2).await;
+        }
+        let mut answer = vec![0; wanted];
+        client.read_exact(&mut answer).await.unwrap();
+        stop.send(true).unwrap();
+        serving.await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn the_first_bytes_tell_the_protocol_however_they_arrive() {
+        let get: &[u8] = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+        let put: [&[u8]; 3] = [b"P", b"U", b"T / HTTP/1.1\r\nhost: a\r\n\r\n"];
+        for pieces in [&[get][..], &put[..]] {
+            assert_eq!(answer_to(pieces, 12).await, b"HTTP/1.1 404");
+        }
+        let settings: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
+        let whole: [&[u8]; 2] = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", settings];
+        let cut: [&[u8]; 4] = [b"P", b"RI", b" * HTTP/2.0\r\n\r\nSM\r\n\r\n", settings];
+        for pieces in [&whole[..], &cut[..]] {
+            // A frame of settings: three bytes of length, then its type.
+            assert_eq!(answer_to(pieces, 4).await[3], 4);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_says_nothing_does_not_hold_up_the_end() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stop, stopped) = watch::channel(false);
+        let serving = tokio::spawn(serve(listener, Router::new(), stopped));
+        tokio::time::sleep(PREFACE_PAUSE).await;
+        stop.send(true).unwrap();
+        serving.await.unwrap();
+        assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
     }
 }

@@ -111,7 +111,13 @@ impl Mailbox {
                 last.cached_tokens = row.cached_tokens;
                 last.end = row.end;
             }
-            _ => state.batch.rows.push(row),
+            _ => {
+                // One row is all that most requests ever have waiting, and thousands of mailboxes keep their memory.
+                if state.batch.rows.capacity() == 0 {
+                    state.batch.rows.reserve_exact(1);
+                }
+                state.batch.rows.push(row);
+            }
         }
         Ok(state.waker.take())
     }
