@@ -8,21 +8,25 @@ tokenizing, detokenizing and parsing; the others forward bytes. All of it runs i
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
+import math
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from peers import PEERS, free_port
-from report import ROOT, Bar, Bars, write
-from rig import CpuTime, Mock, Router, allow_many_files, build_mock, put_load, report_of, start_load
+from report import ROOT, Bar, Bars, host_class, write
+from rig import CpuTime, Mock, Router, allow_many_files, build_mock, mock_binary, put_load, report_of, start_load
 
 OURS = "baleen"
 # At most as much as the cheapest of the others; a cold long prompt has a limit of its own, since they tokenize nothing.
@@ -224,38 +228,117 @@ def bars(routers: dict[str, Any], own: dict[str, Any]) -> list[Bar]:
     ]
 
 
-def main() -> None:
-    """Measures every router, then what only the gateway is held to."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A measurement that can be taken by itself. `place` is where it stands in the result."""
+
+    place: tuple[str, ...]
+    measure: Callable[[Bench], dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        return "-".join(self.place)
+
+
+def parts(names: Sequence[str]) -> list[Part]:
+    """All of them, those that are compared close together in time."""
+    compared = [
+        *(Part(("routers", name, "requests"), partial(measure_requests, name=name)) for name in names),
+        *(Part(("routers", name, "token"), partial(measure_tokens, name=name)) for name in names),
+    ]
+    own = {
+        "latency": measure_latency,
+        "fast_streams": measure_fast_streams,
+        "overload": measure_overload,
+        "open_streams": measure_open_streams,
+    }
+    return [*compared, *(Part((OURS, name), measure) for name, measure in own.items())]
+
+
+class Kept:
+    """Parts that were measured, each in a file, so that a run can stop between two of them and go on later.
+
+    What another build, another host or other options gave is measured again.
+    """
+
+    def __init__(self, folder: Path, stamp: Mapping[str, Any]) -> None:
+        self._folder = folder
+        self._stamp = dict(stamp)
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def get(self, part: Part) -> dict[str, Any] | None:
+        """What was measured; None where that is still to be done."""
+        path = self._path(part)
+        document: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        return document["result"] if document.get("stamp") == self._stamp else None
+
+    def put(self, part: Part, result: dict[str, Any]) -> None:
+        self._path(part).write_text(json.dumps({"stamp": self._stamp, "result": result}), "utf-8")
+
+    def _path(self, part: Part) -> Path:
+        return self._folder / f"{part.name}.json"
+
+
+def collect(bench: Bench, names: Sequence[str], kept: Kept, minutes: float) -> tuple[dict[str, Any], bool]:
+    """Takes the parts that are missing until the time is over; returns the results and whether they are whole."""
+    deadline = time.monotonic() + 60 * minutes
+    results: dict[str, Any] = {"routers": {name: {} for name in names}, OURS: {}}
+    whole = True
+    for part in parts(names):
+        found = kept.get(part)
+        if found is None and time.monotonic() < deadline:
+            found = part.measure(bench)
+            kept.put(part, found)
+            print(part.name, flush=True)
+        if found is None:
+            whole = False
+            continue
+        kind, name, *rest = part.place
+        if rest == ["requests"]:
+            results[kind][name] |= found
+        elif rest:
+            results[kind][name][rest[0]] = found
+        else:
+            results[kind][name] = found
+    return results, whole
+
+
+def main() -> int:
+    """Measures every router, then what only the gateway is held to. Exit code 3 where parts are still missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0, help="length of each load (default %(default)s)")
     parser.add_argument("--tokenizer", type=Path, default=ROOT / "models/micro/tokenizer.json", help="tokenizer.json")
     parser.add_argument("--peers", type=Path, help="folder that keeps the other routers (default: a temporary one)")
     parser.add_argument("--no-peers", action="store_true", help="measure the gateway alone; write nothing")
+    parser.add_argument("--keep", type=Path, help="folder that keeps what was measured, to go on from after a stop")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no measurement after this time")
     options = parser.parse_args()
     gateway = Path(os.environ.get("BALEEN_GATEWAY", ROOT / ".venv/bin/gateway"))
     build_mock()
     allow_many_files()
+    names = [OURS] if options.no_peers else [OURS, *(peer.name for peer in PEERS)]
+    stamp = {
+        "gateway": hashlib.sha256(gateway.read_bytes()).hexdigest(),
+        "mock": hashlib.sha256(Path(mock_binary()).read_bytes()).hexdigest(),
+        "tokenizer": hashlib.sha256(options.tokenizer.read_bytes()).hexdigest(),
+        "seconds": options.seconds,
+        "host": host_class(),
+    }
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(gateway, options.tokenizer, options.peers or Path(folder), options.seconds)
-        names = [OURS] if options.no_peers else [OURS, *(peer.name for peer in PEERS)]
-        routers: dict[str, Any] = {}
-        for name in names:
-            routers[name] = measure_requests(bench, name) | {"token": measure_tokens(bench, name)}
-            costs = {kind: routers[name][kind]["cpu_us"] for kind in (*REQUEST_KINDS, "token")}
-            print(f"{name}: {costs} µs of CPU", flush=True)
-        own = {
-            "latency": measure_latency(bench),
-            "fast_streams": measure_fast_streams(bench),
-            "overload": measure_overload(bench),
-            "open_streams": measure_open_streams(bench),
-        }
+        kept = Kept(options.keep or Path(folder) / "kept", stamp)
+        results, whole = collect(bench, names, kept, options.minutes)
+    if not whole:
+        print("not whole: run the same command again to go on")
+        return 3
+    routers, own = results["routers"], results[OURS]
     found = bars(routers, own)
     if options.no_peers:
         for bar in found:
             print(
                 f"{'ok    ' if bar.met else 'MISSED'} {bar.what}: {bar.measured:.4g} {bar.unit} (at most {bar.limit:g})"
             )
-        return
+        return 0
     chart = Bars(
         title="CPU of the router process",
         y_label="µs",
@@ -266,7 +349,8 @@ def main() -> None:
         },
     )
     write("routers", {"routers": routers, OURS: own}, found, chart)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use anyhow::{Context, bail};
+use memchr::memmem;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::Instant;
@@ -154,16 +155,10 @@ fn parse_head(head: &[u8]) -> anyhow::Result<(u16, Length, bool)> {
 }
 
 fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
-    bytes.windows(wanted.len()).position(|window| window == wanted)
+    memmem::find(bytes, wanted)
 }
 
 /// How often `wanted` occurs.
 fn count(bytes: &[u8], wanted: &[u8]) -> u32 {
-    let mut found = 0;
-    let mut rest = bytes;
-    while let Some(place) = find(rest, wanted) {
-        found += 1;
-        rest = &rest[place + wanted.len()..];
-    }
-    found
+    u32::try_from(memmem::find_iter(bytes, wanted).count()).unwrap_or(u32::MAX)
 }
