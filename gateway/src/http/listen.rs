@@ -116,7 +116,8 @@ impl Protocols {
             .timer(TokioTimer::new())
             .header_read_timeout(HEADER_TIMEOUT)
             .max_headers(MAX_HEADERS)
-            // A streamed token is three slices of some two hundred bytes: copying them costs less than a gathering write.
+            // A streamed token is three slices of some two hundred bytes: copying them costs less than a gathering
+            // write.
             .writev(false)
             .max_buf_size(MAX_BUFFER_BYTES);
         let mut http2 = http2::Builder::new(TokioExecutor::new());

@@ -97,8 +97,8 @@ impl EventStream {
         if runs && self.timer_waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
             return Poll::Pending;
         }
-        // The timer is not moved at every write; it finds out when it fires. Unconstrained, so that pending always means
-        // that it will wake this task.
+        // The timer is not moved at every write; it finds out when it fires. Unconstrained, so that pending always
+        // means that it will wake this task.
         while pin!(unconstrained(self.timer.as_mut())).poll(context).is_ready() {
             self.timer_waker = None;
             let due = self.last_write + self.keep_alive_interval;
