@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -22,6 +22,9 @@ from constrained_rig import EOS, VOCAB_SIZE, DirectCompiler, check_json, draw_sc
 from engine_rig import Lines
 
 NUM_PAGES = 513
+WAVE = 500  # requests at a time: no more may wait for their grammars than the room holds
+FREE = 10_000  # keys of requests without a constraint
+SHARED = [2, *range(100, 285)]  # ends shortly before a page does
 
 
 class Answers:
@@ -29,12 +32,12 @@ class Answers:
 
     def __init__(self, *, num_pages: int = NUM_PAGES, depth: int = 1) -> None:
         self.lines = Lines()
-        pages = PagePool(num_pages)
+        runner = FakeRunner(num_pages, VOCAB_SIZE, avoid_ids=(EOS,))
+        pages = PagePool(num_pages, on_free=runner.poison)
         # Grossly optimistic, so that few pages mean many preemptions.
         limits = SchedulerLimits(32, 256, 5000, conservativeness=0.01)
         self.scheduler = Scheduler(limits, pages, PrefixCache(pages))
         self.room = GrammarRoom(DirectCompiler, cache_bytes=64 << 20)
-        runner = FakeRunner(num_pages, VOCAB_SIZE, avoid_ids=(EOS,))
         self.engine = Engine(self.scheduler, runner, self.lines, self.lines, room=self.room, depth=depth)
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, FinishReason | RequestError] = {}
@@ -72,9 +75,11 @@ def answers() -> Iterator[Answers]:
     answers.room.close()
 
 
-def make_request(key: int, constraint: Constraint | None, *, max_tokens: int = 400, **fields: Any) -> Request:
+def make_request(
+    key: int, constraint: Constraint | None, *, max_tokens: int = 400, prompt: Sequence[int] = (2,), **fields: Any
+) -> Request:
     sampling = SamplingParams(max_tokens=max_tokens, seed=key, stop_token_ids=(EOS,), **fields)
-    return Request((1, key), [2, 3 + key], sampling, constraint=constraint)
+    return Request((1, key), [*prompt, 3 + key], sampling, constraint=constraint)
 
 
 def schema_constraint(schema: Any) -> Constraint:
@@ -82,16 +87,24 @@ def schema_constraint(schema: Any) -> Constraint:
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.slow)])
-def test_every_answer_that_ends_matches_its_schema(answers: Answers, count: int) -> None:
+def test_every_answer_that_ends_matches_its_schema(count: int) -> None:
+    """In so few pages that requests make way for each other, after prompts of which the cache knows most."""
+    answers = Answers(num_pages=24, depth=2)
     g = random.Random(count)
     schemas = {key: draw_schema(g) for key in range(count)}
-    answers.ask(*(make_request(key, schema_constraint(schema)) for key, schema in schemas.items()))
-    answers.finish()
-    stopped = [key for key, end in answers.ends.items() if end is FinishReason.STOP]
-    assert len(stopped) == count, {key: end for key, end in answers.ends.items() if end is not FinishReason.STOP}
-    for key in stopped:
-        check_json(answers.tokens[key], schemas[key])
-    assert len({tuple(tokens) for tokens in answers.tokens.values()}) > count / 3, "the answers hardly differ"
+    for first in range(0, count, WAVE):
+        wave = [(key, schemas[key]) for key in range(first, min(first + WAVE, count))]
+        answers.ask(*(make_request(FREE + first + number, None) for number in range(8)))  # they outgrow the pages
+        answers.ask(*(make_request(key, schema_constraint(schema), prompt=SHARED) for key, schema in wave))
+        answers.finish()
+    load = answers.scheduler.load
+    answers.room.close()
+    assert {key: end for key, end in answers.ends.items() if key < FREE and end is not FinishReason.STOP} == {}
+    for key, schema in schemas.items():
+        check_json(answers.tokens[key], schema)
+    assert len({tuple(answers.tokens[key]) for key in schemas}) > count / 5, "the answers hardly differ"
+    assert load.preemptions > 0
+    assert load.cached_tokens >= 128 * (count - 64)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
