@@ -33,7 +33,7 @@ from hypothesis.stateful import (
 
 MIN_STEPS_ENGINE = 20_000
 # Of the state machine: examples, and the engine steps that they must come to.
-RUNS = [pytest.param(240, 100_000, id="100k"), pytest.param(2400, 1_000_000, id="1M", marks=pytest.mark.slow)]
+RUNS = [pytest.param(260, 100_000, id="100k"), pytest.param(2600, 1_000_000, id="1M", marks=pytest.mark.slow)]
 STEPS_A_PREEMPTION = 500
 STEPS_A_CACHED_TOKEN = 50
 STEPS_A_FETCHED_PAGE = 2000
