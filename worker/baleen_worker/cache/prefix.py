@@ -124,14 +124,15 @@ class PrefixCache:
         path: list[PrefixNode] = []
         if node is None:
             return path
+        append, starts_with = path.append, keys.startswith
         for start in range(0, min(len(keys), max_pages * _KEY_BYTES) - _KEY_BYTES + 1, _KEY_BYTES):
             child = node.only_child
             if child is not None:
-                if not keys.startswith(child.key, start):
+                if not starts_with(child.key, start):
                     break
             elif node.table is None or (child := node.table.get(keys[start : start + _KEY_BYTES])) is None:
                 break
-            path.append(child)
+            append(child)
             node = child
         return path
 
