@@ -13,7 +13,16 @@ from typing import Any
 
 from report import RESULTS, ROOT
 
-BENCHMARKS = ("cpu_serving", "engine_overhead", "grammar_mask", "gateway_cpu", "text_path", "routers", "startup")
+BENCHMARKS = (
+    "cpu_serving",
+    "engine_overhead",
+    "prefix_cache",
+    "grammar_mask",
+    "gateway_cpu",
+    "text_path",
+    "routers",
+    "startup",
+)
 TABLE = re.compile(r"(?<=<!-- results -->\n).*?(?=<!-- end of results -->)", re.DOTALL)
 
 
