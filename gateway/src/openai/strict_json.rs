@@ -229,6 +229,7 @@ mod tests {
     fn one_key_in_several_objects_and_in_strings_is_not_repeated() {
         let texts = [
             r#"{"a": {"a": {"a": 1}}, "b": [{"a": 1}, {"a": 2}]}"#,
+            r#"{"a": {"b": 1}, "b": 2}"#,
             r#"{"a": "\"a\": 1, \"a\": 2", "b": "a"}"#,
             r#"{"a": ["a", "a", "a"], "b": "{\"a\"", "c": "\\"}"#,
             "",
@@ -253,6 +254,12 @@ mod tests {
         let lists = |number: usize| format!("[{}]", vec!["[]"; number].join(","));
         assert_eq!(check(lists(MAX_NODES - 1).as_bytes()), Ok(()));
         assert!(matches!(check(lists(MAX_NODES).as_bytes()), Err(Fault::TooMany { .. })));
+        let members = |number: usize| {
+            let members: Vec<String> = (0..number).map(|key| format!("\"{key}\":0")).collect();
+            format!("{{{}}}", members.join(","))
+        };
+        assert_eq!(check(members(MAX_NODES - 1).as_bytes()), Ok(()));
+        assert!(matches!(check(members(MAX_NODES).as_bytes()), Err(Fault::TooMany { .. })));
         let ids = format!("[{}]", vec!["1"; 2 * MAX_NODES].join(","));
         assert_eq!(check(ids.as_bytes()), Ok(()));
     }

@@ -93,6 +93,53 @@ fn a_strict_function_that_cannot_be_enforced_is_refused_by_name() {
     }
 }
 
+/// The tag of a strict function with this one argument.
+fn tag_of(argument: &Value, definitions: &Value) -> Result<Value, InvalidRequest> {
+    let parameters = json!({"type": "object", "properties": {"a": argument}, "$defs": definitions});
+    let tools = json!([{"function": {"name": "f", "parameters": parameters, "strict": true}}]);
+    let constraint = compile(&json!({ "tools": tools }), Dialect::V32, &micro())?.unwrap();
+    Ok(serde_json::from_str(constraint.text()).unwrap())
+}
+
+#[test]
+fn properties_may_have_the_names_of_keywords() {
+    let properties =
+        json!({"definitions": {"type": "string"}, "$ref": {"type": "null"}, "enum": {"$ref": "#/$defs/n"}});
+    let argument = json!({"type": "object", "properties": properties});
+    let tag = tag_of(&argument, &json!({"n": {"type": "integer"}})).unwrap().to_string();
+    for part in [
+        r##""definitions":{"type":"string"}"##,
+        r##""$ref":{"type":"null"}"##,
+        r##""enum":{"$ref":"#/$defs/d0"}"##,
+        r##""$defs":{"d0":{"type":"integer"}}"##,
+    ] {
+        assert!(tag.contains(part), "{part} in {tag}");
+    }
+}
+
+#[test]
+fn references_have_an_end() {
+    let references = |number: usize| {
+        let named = |place: usize| (format!("p{place}"), json!({"$ref": format!("#/$defs/d{place}")}));
+        let definitions = (0..number).map(|place| (format!("d{place}"), json!({"type": "integer"})));
+        let argument = json!({"type": "object", "properties": Value::Object((0..number).map(named).collect())});
+        tag_of(&argument, &Value::Object(definitions.collect()))
+    };
+    assert!(references(256).is_ok());
+    assert_eq!(references(257).unwrap_err().param.as_deref(), Some("tools[0].function.parameters"));
+}
+
+#[test]
+fn strings_are_written_without_quotes_where_their_format_is_known() {
+    let forms = |format: &str| {
+        let tag = tag_of(&json!({"type": "string", "format": format}), &json!({})).unwrap().to_string();
+        (tag.contains(r#"string=\"true\""#), tag.contains(r#"string=\"false\""#))
+    };
+    assert_eq!(forms("date"), (true, false));
+    assert_eq!(forms("uri"), (false, true), "xgrammar's form of it is quoted JSON");
+    assert_eq!(forms("a remark"), (true, false));
+}
+
 #[test]
 fn schemas_that_branch_without_end_stay_small() {
     // Every definition doubles those it refers to.

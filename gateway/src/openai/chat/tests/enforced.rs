@@ -89,6 +89,13 @@ fn rules_that_are_wrong_are_refused_by_name() {
         (json!({"guided_json": {"enum": []}}), "guided_json.enum"),
         (json!({"regex": ""}), "regex"),
         (json!({"regex": "x".repeat(65_537)}), "regex"),
+        (json!({"regex": "a\0b"}), "regex"),
+        (json!({"guided_json": {"description": "x".repeat(65_537)}}), "guided_json"),
+        (json!({"guided_choice": vec!["a"; 1025]}), "guided_choice"),
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": {"strict": true, "schema": {"not": {}}}}}),
+            "response_format.json_schema.schema.not",
+        ),
         (json!({"ebnf": "start ::= \"a\""}), "ebnf"),
         (json!({"guided_choice": []}), "guided_choice"),
         (json!({"guided_choice": [""]}), "guided_choice"),
@@ -114,6 +121,7 @@ fn rules_that_are_wrong_are_refused_by_name() {
     ] {
         refused(with(fields), 400, param);
     }
+    assert!(with(schema(json!({"not": {}}))).is_ok(), "without 'strict' nothing is promised");
 }
 
 #[test]
