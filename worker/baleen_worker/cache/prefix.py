@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import OrderedDict
+from struct import iter_unpack
 from typing import TYPE_CHECKING
 
 from baleen_worker.cache.events import CacheEvent, EventLog, page_hash, root_hash
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 PAGE_SIZE_TOKENS = 64
 _KEY_BYTES = 4 * PAGE_SIZE_TOKENS
+_KEY_FORMAT = f"{_KEY_BYTES}s"
 
 
 def page_keys(token_ids: Sequence[int]) -> bytes:
@@ -124,13 +126,14 @@ class PrefixCache:
         path: list[PrefixNode] = []
         if node is None:
             return path
-        append, starts_with = path.append, keys.startswith
-        for start in range(0, min(len(keys), max_pages * _KEY_BYTES) - _KEY_BYTES + 1, _KEY_BYTES):
+        append = path.append
+        end = min(len(keys) // _KEY_BYTES, max_pages) * _KEY_BYTES
+        for (key,) in iter_unpack(_KEY_FORMAT, memoryview(keys)[:end]):
             child = node.only_child
             if child is not None:
-                if not starts_with(child.key, start):
+                if child.key != key:
                     break
-            elif node.table is None or (child := node.table.get(keys[start : start + _KEY_BYTES])) is None:
+            elif node.table is None or (child := node.table.get(key)) is None:
                 break
             append(child)
             node = child
