@@ -21,6 +21,7 @@ BENCHMARKS = (
     "gateway_cpu",
     "text_path",
     "routers",
+    "routing",
     "startup",
 )
 TABLE = re.compile(r"(?<=<!-- results -->\n).*?(?=<!-- end of results -->)", re.DOTALL)

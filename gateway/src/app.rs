@@ -95,7 +95,7 @@ impl App {
         let pool = Pool::new(workers);
         let metrics = Arc::new(Metrics::new());
         Arc::new(Self {
-            generator: Generator::new(pool.clone(), metrics.clone()),
+            generator: Generator::new(pool.clone(), config.policy, metrics.clone()),
             admission: Admission::new(&config, metrics.clone()),
             pool,
             metrics,

@@ -21,6 +21,7 @@ use locate::Surroundings;
 
 use crate::chat::calls::Dialect;
 use crate::chat::style::{StyleChoice, Thinking};
+use crate::route::policy::Policy;
 use crate::supervisor::WorkerCommand;
 
 /// Proxies cut connections that are idle for as little as half a minute.
@@ -37,6 +38,8 @@ pub struct Config {
     pub listen: SocketAddr,
     pub limits: Limits,
     pub source: Source,
+    /// How the worker of a request is chosen.
+    pub policy: Policy,
     /// Name clients use; without it the model directory's last component, or the worker's own name for it.
     pub served_model_name: Option<String>,
     /// Read instead of asking a worker.
@@ -109,6 +112,7 @@ impl Config {
                 max_body_bytes: args.max_body_bytes,
             },
             source,
+            policy: args.policy,
             served_model_name,
             tokenizer,
             style,

@@ -14,7 +14,10 @@ use self::needs::{Need, needs};
 use crate::chat::constraint::Constraint;
 use crate::chat::output::OutputOptions;
 use crate::openai::{GenerationSpec, SamplingSpec};
-use crate::route::least_load::{LeastLoad, WorkerLoad};
+use crate::route::cost::CostModel;
+use crate::route::load::WorkerLoad;
+use crate::route::policy::Policy;
+use crate::route::{Candidate, RouteRequest, Router};
 use crate::telemetry::Metrics;
 use crate::text::tokenizer::Tokenizer;
 use crate::worker::Failure;
@@ -113,14 +116,15 @@ pub enum GenerateError {
 pub struct Generator {
     pool: Arc<Pool>,
     metrics: Arc<Metrics>,
-    policy: LeastLoad,
+    router: Router,
     in_progress: Mutex<HashMap<u128, Weak<Mailbox>>>,
 }
 
 impl Generator {
     #[must_use]
-    pub fn new(pool: Arc<Pool>, metrics: Arc<Metrics>) -> Arc<Self> {
-        Arc::new(Self { pool, metrics, policy: LeastLoad::default(), in_progress: Mutex::default() })
+    pub fn new(pool: Arc<Pool>, policy: Policy, metrics: Arc<Metrics>) -> Arc<Self> {
+        let router = Router::new(policy, pool.prefixes.clone());
+        Arc::new(Self { pool, metrics, router, in_progress: Mutex::default() })
     }
 
     /// Submits every choice of `spec` to one worker that has all it takes. `arrived` is when the client's request came
@@ -172,7 +176,9 @@ impl Generator {
         if let (true, Some(need)) = (workers.is_empty(), needs::unmet(needs, &ready)) {
             return Err(self.unable(need.clone()));
         }
-        while let Some(index) = self.policy.choose(workers.iter().map(load_of)) {
+        while let Some((index, prefill_us)) = self.choose(&submissions, &workers) {
+            // Samples of a prompt share its pages.
+            submissions.iter_mut().take(1).for_each(|first| first.prefill_us = prefill_us);
             match workers.swap_remove(index).link.submit(submissions, mailbox) {
                 Ok(tickets) => return Ok(tickets),
                 // Its stream ended a moment ago.
@@ -192,6 +198,19 @@ impl Generator {
         GenerateError::NoWorker(format!(
             "No worker that is ready has the ability '{ability}', which '{field}' takes ({reasons}). Try again shortly."
         ))
+    }
+
+    /// A worker for all submissions of a request, by its first prompt, and what that prompt costs there.
+    fn choose(&self, submissions: &[Submission], workers: &[ReadyWorker]) -> Option<(usize, f64)> {
+        let (first, model) = (submissions.first()?, &workers.first()?.info);
+        let request = RouteRequest {
+            prompt: &first.prompt_token_ids,
+            cache_salt: &first.cache_salt,
+            page_size_tokens: model.page_size_tokens as usize,
+            cost: CostModel::of(&model.model_type),
+        };
+        let candidates: Vec<Candidate> = workers.iter().map(candidate).collect();
+        self.router.choose(&request, &candidates).map(|choice| (choice.index, choice.prefill_us))
     }
 
     /// One sentence for a client that finds no worker.
@@ -215,14 +234,16 @@ impl Generator {
     }
 }
 
-fn load_of(worker: &ReadyWorker) -> WorkerLoad {
-    let load = &worker.link.load;
+fn candidate(worker: &ReadyWorker) -> Candidate {
+    let (load, in_flight) = (&worker.link.load, worker.link.in_flight());
     let reported = load.running_requests.load(Ordering::Relaxed) + load.waiting_requests.load(Ordering::Relaxed);
-    WorkerLoad {
-        in_flight: worker.link.in_flight(),
+    let load = WorkerLoad {
+        in_flight: in_flight.requests,
         reported_requests: reported as usize,
         waiting_prompt_tokens: load.waiting_prompt_tokens.load(Ordering::Relaxed),
-    }
+        pending_prefill_us: in_flight.pending_prefill_us,
+    };
+    Candidate { worker: worker.number, name_hash: worker.name_hash, load }
 }
 
 /// One submission per choice. A client's seed goes to sample 0 as it is; the others get seeds derived from it, so that
@@ -247,6 +268,7 @@ fn submissions(spec: GenerateSpec) -> Vec<Submission> {
                 cache_salt: cache_salt.clone(),
                 constraint: constraint.as_ref().map(|enforced| enforced.constraint.clone()),
                 starts_in_reasoning: output.starts_in_reasoning,
+                prefill_us: 0.0,
             });
         }
     }

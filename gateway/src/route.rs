@@ -1,3 +1,106 @@
-//! Chooses the worker of a request from the pool's snapshot. Policies are pure: they see loads and name one.
+//! Chooses the worker of a request. Everything here is pure: a policy sees what is known of each worker and names one.
+//!
+//! `Router::choose` is the one way in; what it knows of caches comes in through `SharedPrefixIndex`.
 
-pub mod least_load;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub mod cost;
+mod holders;
+pub mod load;
+pub mod pages;
+pub mod policy;
+pub mod prefix;
+
+use cost::CostModel;
+use load::WorkerLoad;
+use policy::Policy;
+use prefix::SharedPrefixIndex;
+
+/// One worker that could take a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Candidate {
+    /// Its number: its place in the pool, for as long as the gateway runs.
+    pub worker: u16,
+    /// Hash of its name, by which prompts are spread the same way by every gateway.
+    pub name_hash: u64,
+    pub load: WorkerLoad,
+}
+
+/// What a choice may depend on.
+#[derive(Clone, Copy, Debug)]
+pub struct RouteRequest<'a> {
+    pub prompt: &'a [u32],
+    pub cache_salt: &'a str,
+    pub page_size_tokens: usize,
+    pub cost: CostModel,
+}
+
+/// A choice, and what it rests on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// Place among the candidates.
+    pub index: usize,
+    /// Tokens of the prompt that the worker is known to hold.
+    pub cached_tokens: usize,
+    /// What the rest of the prompt costs it.
+    pub prefill_us: f64,
+}
+
+/// Chooses by one policy. Decisions may be made on many threads at once.
+#[derive(Debug)]
+pub struct Router {
+    policy: Policy,
+    prefixes: Arc<SharedPrefixIndex>,
+    /// Counts decisions: equal workers take turns by it, and chance is drawn from it.
+    turn: AtomicU64,
+}
+
+impl Router {
+    #[must_use]
+    pub fn new(policy: Policy, prefixes: Arc<SharedPrefixIndex>) -> Self {
+        Self { policy, prefixes, turn: AtomicU64::new(0) }
+    }
+
+    /// The worker for this request; `None` where there is no candidate.
+    #[must_use]
+    pub fn choose(&self, request: &RouteRequest<'_>, workers: &[Candidate]) -> Option<Choice> {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let found = match self.policy {
+            // A single worker takes everything: nothing is looked up for it.
+            Policy::CacheAware if workers.len() > 1 => self.cached_tokens(request, workers),
+            _ => vec![0; workers.len()],
+        };
+        let prefill_us = |cached: usize| request.cost.prefill_us(cached, request.prompt.len());
+        let index = match self.policy {
+            Policy::RoundRobin => policy::in_turn(turn, workers.len()),
+            Policy::PowerOfTwo => policy::lighter_of_two(turn, workers),
+            Policy::LeastLoad => policy::least_loaded(turn, workers),
+            Policy::PrefixHash => policy::by_hash(beginning_hash(request), turn, workers),
+            Policy::CacheAware => policy::cheapest(turn, workers.len(), |index| {
+                workers[index].load.busy_us(&request.cost) + prefill_us(found[index])
+            }),
+        }?;
+        Some(Choice { index, cached_tokens: found[index], prefill_us: prefill_us(found[index]) })
+    }
+
+    /// Per candidate, how much of the prompt it is known to hold.
+    fn cached_tokens(&self, request: &RouteRequest<'_>, workers: &[Candidate]) -> Vec<usize> {
+        let prompt = pages::page_hashes(request.prompt, request.cache_salt, request.page_size_tokens);
+        let depths = self.prefixes.read(|index| index.depths(&prompt));
+        // A worker computes at least the last token of a prompt anew.
+        let most = request.prompt.len().saturating_sub(1);
+        let tokens = |depth: u32| (depth as usize * request.page_size_tokens).min(most);
+        workers.iter().map(|worker| depths.get(usize::from(worker.worker)).map_or(0, |&depth| tokens(depth))).collect()
+    }
+}
+
+/// The name of a prompt's beginning, all of it where it is short.
+fn beginning_hash(request: &RouteRequest<'_>) -> u64 {
+    let beginning = &request.prompt[..request.prompt.len().min(policy::HASHED_TOKENS)];
+    let hashes = pages::page_hashes(beginning, request.cache_salt, beginning.len().max(1));
+    hashes.first().copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

@@ -22,7 +22,19 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from baleen_worker.cache.pages import SINK_PAGE
-from baleen_worker.messages import Abort, AbortStream, Command, Event, Flush, Flushed, StepDone, Submit, to_columns
+from baleen_worker.messages import (
+    Abort,
+    AbortStream,
+    Command,
+    Event,
+    Flush,
+    Flushed,
+    StepDone,
+    Submit,
+    Survey,
+    Surveyed,
+    to_columns,
+)
 from baleen_worker.news import News
 from baleen_worker.request import SamplingParams
 from baleen_worker.step import Admission, CopyError, PlannedRow, StepOutput, StepPlan
@@ -179,6 +191,8 @@ class Engine:
                     self._room.abort_stream(stream)
             case Flush(ticket):
                 self._outbox.publish(Flushed(ticket, scheduler.flush() if self._idle else None))
+            case Survey(stream):
+                self._outbox.publish(Surveyed(stream, scheduler.cached_page_hashes()))
 
     def _add(self, request: Request, now_ms: float) -> Output | None:
         if request.constraint is None:

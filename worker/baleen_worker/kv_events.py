@@ -100,12 +100,9 @@ def to_contract(events: Sequence[CacheEvent], first_id: int, page_size: int) -> 
     for event_id, event in enumerate(on_device, first_id):
         message = pb.KvEvent(event_id=event_id, dp_rank=_RANK)
         match event:
-            case PagesStored(page_hashes, parent_hash, token_ids):
+            case PagesStored(page_hashes):
                 message.stored.page_hashes.extend(page_hashes)
-                message.stored.token_ids.extend(token_ids)
                 message.stored.page_size_tokens = page_size
-                if parent_hash is not None:
-                    message.stored.parent_hash = parent_hash
             case PagesRemoved(page_hashes):
                 message.removed.page_hashes.extend(page_hashes)
             case PagesCleared():

@@ -46,7 +46,13 @@ class Flush(msgspec.Struct, frozen=True, array_like=True, tag="flush"):
     ticket: int
 
 
-Command = Submit | Abort | AbortStream | Flush
+class Survey(msgspec.Struct, frozen=True, array_like=True, tag="survey"):
+    """A new stream wants to know what is cached. Answered by a `Surveyed`."""
+
+    stream: int
+
+
+Command = Submit | Abort | AbortStream | Flush | Survey
 
 # --- rank to head -----------------------------------------------------------------------------------------------------
 
@@ -154,13 +160,20 @@ class Flushed(msgspec.Struct, frozen=True, array_like=True, tag="flushed"):
     freed_pages: int | None
 
 
+class Surveyed(msgspec.Struct, frozen=True, array_like=True, tag="surveyed"):
+    """Answer to a `Survey`: every cached page, each after the page before it."""
+
+    stream: int
+    page_hashes: list[int]
+
+
 class Fatal(msgspec.Struct, frozen=True, array_like=True, tag="fatal"):
     """The rank cannot go on; it exits after this."""
 
     message: str
 
 
-Event = Loading | Ready | StepDone | Flushed | Fatal
+Event = Loading | Ready | StepDone | Flushed | Surveyed | Fatal
 
 
 def to_columns(news: News) -> list[StreamColumns]:

@@ -231,6 +231,10 @@ class Scheduler:
         """What the prefix cache has stored and removed since the last call."""
         return [] if self._cache is None else self._cache.take_events()
 
+    def cached_page_hashes(self) -> list[int]:
+        """The names of all cached pages, each after the page before it."""
+        return [] if self._cache is None else [node.hash for node in self._cache.nodes()]
+
     def check(self, quarantined: Collection[int] = ()) -> None:
         """Asserts that all pages, slots and requests are accounted for. Costs O(pages): for tests.
 

@@ -1,7 +1,7 @@
 """The gRPC face of a worker: converts between the contract's messages and Request/Output, and decides nothing else.
 
 Handlers are registered by name, so no generated service code is needed. `rank` is whatever carries commands to the
-rank; what comes back enters through `on_step` and `on_flushed`.
+rank; what comes back enters through the methods `on_…`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from baleen_worker.messages import (
     StepDone,
     StreamColumns,
     Submit,
+    Survey,
+    Surveyed,
 )
 from baleen_worker.output import Load, RequestError
 from baleen_worker.pb import worker_pb2 as pb
@@ -40,6 +42,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 PROTOCOL_VERSION = 1
 SERVICE_NAME = "baleen.worker.v1.Worker"
 TOKENIZER_CHUNK_BYTES = 256 * 1024
+_MAX_TOLD_PAGES = 64 * 1024  # half a MiB a frame
 
 logger = logging.getLogger(__name__)
 
@@ -174,6 +177,16 @@ class WorkerService:
         if not answer.done():
             answer.set_result(event.freed_pages)
 
+    def on_surveyed(self, event: Surveyed) -> None:
+        """Tells a new stream what is cached."""
+        stream = self._streams.find(event.stream)
+        if stream is None:
+            return
+        for start in range(0, len(event.page_hashes), _MAX_TOLD_PAGES):
+            told = event.page_hashes[start : start + _MAX_TOLD_PAGES]
+            stored = pb.KvStored(page_hashes=told, page_size_tokens=self._state.page_size)
+            stream.send(pb.WorkerFrame(kv_events=[pb.KvEvent(stored=stored)]))
+
     def drain(self) -> None:
         """Accepts no submit from now on, and says so on every stream."""
         self._state.draining = True
@@ -197,6 +210,7 @@ class WorkerService:
     async def _handle(self, stream: Stream, frame: pb.GatewayFrame) -> None:
         if frame.HasField("hello"):
             self._welcome(stream, frame.hello)
+            await self._rank.send(Survey(stream.number))
         if frame.submits:
             await self._submit(stream, frame)
         if frame.aborts:

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
+use crate::route::policy::Policy;
+
 const AFTER_HELP: &str = "\
 Flags not listed here go to the worker unchanged, under the names of SGLang's launch command: --device, --load-format, \
 --kv-cache-dtype, --max-total-tokens, --mem-fraction-static, --max-running-requests, --chunked-prefill-size, \
@@ -50,6 +52,9 @@ pub struct ServeFlags {
     /// Front a worker that runs already, [grpc://]host:port; repeat for several
     #[arg(long, value_name = "URL")]
     pub worker: Vec<String>,
+    /// How a request's worker is chosen among several
+    #[arg(long, value_enum, default_value_t, value_name = "NAME")]
+    pub policy: Policy,
     /// Address to listen on
     #[arg(long, default_value = "127.0.0.1", help_heading = "Serving")]
     pub host: String,

@@ -7,12 +7,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use tonic::Streaming;
 
 use super::calls::{WorkerCalls, WorkerError, describe};
-use super::dispatch::{BrokenStream, Table};
+use super::dispatch::{BrokenStream, InFlight, Table};
 use super::mailbox::Mailbox;
 use super::outbox::Outbox;
 use super::{Failure, SILENCE_LIMIT, wire};
 use crate::chat::constraint::Constraint;
 use crate::openai::SamplingSpec;
+use crate::route::prefix::CacheChange;
 
 /// What a worker reported last about its queue and pages.
 #[derive(Debug, Default)]
@@ -51,6 +52,8 @@ pub struct Submission {
     pub constraint: Option<Arc<Constraint>>,
     /// Whether the prompt ends inside reasoning, which the constraint leaves alone.
     pub starts_in_reasoning: bool,
+    /// What computing the prompt is expected to cost, for later choices of a worker.
+    pub prefill_us: f64,
 }
 
 /// Place of a continuation among the `n` of one prompt.
@@ -91,17 +94,17 @@ impl Link {
         submissions: Vec<Submission>,
         mailbox: &Arc<Mailbox>,
     ) -> Result<Vec<Ticket>, Vec<Submission>> {
-        let num_choices = u32::try_from(submissions.len()).unwrap_or(u32::MAX);
-        let Ok(keys) = self.table.insert(mailbox, num_choices) else { return Err(submissions) };
+        let costs_us = submissions.iter().map(|submission| submission.prefill_us);
+        let Ok(keys) = self.table.insert(mailbox, costs_us) else { return Err(submissions) };
         let tickets = keys.iter().map(|&key| Ticket { link: self.clone(), key }).collect();
         self.outbox.submit(keys.into_iter().zip(submissions).map(|(key, submission)| submit_frame(key, submission)));
         Ok(tickets)
     }
 
-    /// Requests in flight on this stream.
+    /// What is in flight on this stream.
     #[must_use]
-    pub fn in_flight(&self) -> usize {
-        self.table.len()
+    pub fn in_flight(&self) -> InFlight {
+        self.table.in_flight()
     }
 
     /// Unary calls to the same worker.
@@ -132,6 +135,14 @@ impl Drop for Ticket {
     }
 }
 
+/// What a frame says of its worker rather than of requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct News {
+    /// The worker accepts no further submits.
+    pub is_draining: bool,
+    pub cache_changes: Vec<CacheChange>,
+}
+
 /// The worker's half of the stream. Dropping it ends the gateway's half and every request on it as well.
 #[derive(Debug)]
 pub struct Inbound {
@@ -147,11 +158,11 @@ impl Drop for Inbound {
 }
 
 impl Inbound {
-    /// Delivers one frame. Returns true once the worker accepts no further submits.
+    /// Delivers one frame to its requests; what it says of the worker itself is returned.
     ///
     /// # Errors
     /// The stream is over, silent or corrupt, and must be closed.
-    pub async fn deliver_next(&mut self) -> Result<bool, WorkerError> {
+    pub async fn deliver_next(&mut self) -> Result<News, WorkerError> {
         let frame = self.next_frame().await?;
         if let Some(step) = &frame.step {
             for key in self.link.table.step(step)? {
@@ -164,7 +175,8 @@ impl Inbound {
         if let Some(report) = &frame.load {
             self.link.load.record(report);
         }
-        Ok(frame.draining)
+        let cache_changes = frame.kv_events.into_iter().filter_map(|event| event.event).map(cache_change);
+        Ok(News { is_draining: frame.draining, cache_changes: cache_changes.collect() })
     }
 
     /// The next frame, numbered as it must be.
@@ -180,6 +192,14 @@ impl Inbound {
             return Err(BrokenStream::Gap { expected: self.sequence, received: frame.sequence }.into());
         }
         Ok(frame)
+    }
+}
+
+fn cache_change(event: wire::kv_event::Event) -> CacheChange {
+    match event {
+        wire::kv_event::Event::Stored(stored) => CacheChange::Stored(stored.page_hashes),
+        wire::kv_event::Event::Removed(removed) => CacheChange::Removed(removed.page_hashes),
+        wire::kv_event::Event::Cleared(_) => CacheChange::Cleared,
     }
 }
 

@@ -30,28 +30,58 @@ struct State {
     entries: HashMap<u64, Entry, foldhash::fast::RandomState>,
     closed: Option<Failure>,
     last_key: u64,
+    /// Of all entries.
+    pending_prefill_us: f64,
 }
 
 #[derive(Debug)]
 struct Entry {
     mailbox: Arc<Mailbox>,
     choice: u32,
+    /// Expected cost of its prompt until its first token is out, 0 from then on.
+    pending_prefill_us: f64,
+}
+
+/// What the requests of a stream still ask of its worker.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct InFlight {
+    pub requests: usize,
+    /// Expected cost of the prompts whose first token is not out, microseconds.
+    pub pending_prefill_us: f64,
+}
+
+impl State {
+    fn remove(&mut self, key: u64) -> Option<Entry> {
+        let entry = self.entries.remove(&key)?;
+        self.settle(entry.pending_prefill_us);
+        Some(entry)
+    }
+
+    /// Takes off what is no longer pending. An empty table owes nothing, whatever rounding has left.
+    fn settle(&mut self, cost_us: f64) {
+        self.pending_prefill_us = if self.entries.is_empty() { 0.0 } else { self.pending_prefill_us - cost_us };
+    }
 }
 
 impl Table {
-    /// Registers one key per choice, `first_choice` counting up.
+    /// Registers one key per choice; `costs_us` says of each what its prompt is expected to cost.
     ///
     /// # Errors
     /// The stream has ended; the failure says why.
-    pub(super) fn insert(&self, mailbox: &Arc<Mailbox>, num_choices: u32) -> Result<Vec<u64>, Failure> {
+    pub(super) fn insert(
+        &self,
+        mailbox: &Arc<Mailbox>,
+        costs_us: impl IntoIterator<Item = f64>,
+    ) -> Result<Vec<u64>, Failure> {
         let mut state = self.lock();
         if let Some(failure) = &state.closed {
             return Err(failure.clone());
         }
-        let keys = (0..num_choices).map(|choice| {
+        let keys = (0..).zip(costs_us).map(|(choice, pending_prefill_us)| {
             state.last_key += 1;
             let key = state.last_key;
-            state.entries.insert(key, Entry { mailbox: mailbox.clone(), choice });
+            state.pending_prefill_us += pending_prefill_us;
+            state.entries.insert(key, Entry { mailbox: mailbox.clone(), choice, pending_prefill_us });
             key
         });
         Ok(keys.collect())
@@ -59,11 +89,12 @@ impl Table {
 
     /// Forgets a key; false where it had already ended.
     pub(super) fn remove(&self, key: u64) -> bool {
-        self.lock().entries.remove(&key).is_some()
+        self.lock().remove(key).is_some()
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.lock().entries.len()
+    pub(super) fn in_flight(&self) -> InFlight {
+        let state = self.lock();
+        InFlight { requests: state.entries.len(), pending_prefill_us: state.pending_prefill_us }
     }
 
     /// Ends every request in flight with `failure`, and every later `insert`.
@@ -71,6 +102,7 @@ impl Table {
         let entries = {
             let mut state = self.lock();
             state.closed.get_or_insert_with(|| failure.clone());
+            state.pending_prefill_us = 0.0;
             std::mem::take(&mut state.entries)
         };
         for entry in entries.into_values() {
@@ -95,7 +127,8 @@ impl Table {
                 let row_logprobs = logprobs.take_row(index);
                 let row_prompt_logprobs = prompt_logprobs.take_row(index);
                 let key = step.keys[index];
-                let Some(entry) = state.entries.get(&key) else { continue };
+                let Some(entry) = state.entries.get_mut(&key) else { continue };
+                let cost_us = if num_tokens > 0 { std::mem::take(&mut entry.pending_prefill_us) } else { 0.0 };
                 let row = Row {
                     choice: entry.choice,
                     num_tokens,
@@ -110,12 +143,13 @@ impl Table {
                     Err(Cut::SlowClient | Cut::Aborted) if ended => {}
                     Err(_) => cut_keys.push(key),
                 }
+                state.settle(cost_us);
                 if ended {
-                    state.entries.remove(&key);
+                    state.remove(key);
                 }
             }
-            for key in &cut_keys {
-                state.entries.remove(key);
+            for &key in &cut_keys {
+                state.remove(key);
             }
         }
         wakers.into_iter().for_each(std::task::Waker::wake);
@@ -124,7 +158,7 @@ impl Table {
 
     /// Ends one request with the worker's error.
     pub(super) fn fail(&self, error: wire::RequestError) {
-        let Some(entry) = self.lock().entries.remove(&error.key) else { return };
+        let Some(entry) = self.lock().remove(error.key) else { return };
         deliver_failure(&entry, failure_of(error));
     }
 
@@ -277,21 +311,21 @@ mod tests {
     fn rows_reach_their_own_mailbox() {
         let table = Table::default();
         let (first, second) = (Arc::new(Mailbox::new(1)), Arc::new(Mailbox::new(1)));
-        assert_eq!(table.insert(&first, 1).unwrap(), [1]);
-        assert_eq!(table.insert(&second, 1).unwrap(), [2]);
+        assert_eq!(table.insert(&first, [0.0]).unwrap(), [1]);
+        assert_eq!(table.insert(&second, [0.0]).unwrap(), [2]);
         assert_eq!(table.step(&two_rows()).unwrap(), Vec::<u64>::new());
         assert_eq!(take(&first).token_ids, [10, 11]);
         let batch = take(&second);
         assert_eq!((batch.token_ids.as_slice(), &batch.rows[0].end), ([20].as_slice(), &Some(End::Length)));
         assert_eq!(batch.rows[0].logprobs[0].top, [(20, -0.5), (21, -1.0)]);
-        assert_eq!((table.len(), batch.rows[0].cached_tokens), (1, 64));
+        assert_eq!((table.in_flight().requests, batch.rows[0].cached_tokens), (1, 64));
     }
 
     #[test]
     fn rows_of_forgotten_keys_are_skipped_with_their_tokens() {
         let table = Table::default();
         let mailbox = Arc::new(Mailbox::new(2));
-        table.insert(&mailbox, 2).unwrap();
+        table.insert(&mailbox, [0.0; 2]).unwrap();
         assert!(table.remove(1));
         table.step(&two_rows()).unwrap();
         assert_eq!(take(&mailbox).token_ids, [20]);
@@ -301,10 +335,26 @@ mod tests {
     fn a_cut_request_is_reported_once_and_forgotten() {
         let table = Table::default();
         let mailbox = Arc::new(Mailbox::new(1));
-        table.insert(&mailbox, 1).unwrap();
+        table.insert(&mailbox, [0.0]).unwrap();
         mailbox.cut(Cut::Aborted);
         assert_eq!(table.step(&two_rows()).unwrap(), [1]);
         assert_eq!(table.step(&two_rows()).unwrap(), Vec::<u64>::new());
+    }
+
+    #[test]
+    fn a_prompts_cost_is_pending_until_its_first_token_or_its_end() {
+        let table = Table::default();
+        let mailbox = Arc::new(Mailbox::new(4));
+        table.insert(&mailbox, [1e3, 2e3, 4e3, 8e3]).unwrap();
+        assert_eq!(table.in_flight(), InFlight { requests: 4, pending_prefill_us: 15e3 });
+        table.step(&two_rows()).unwrap();
+        assert_eq!(table.in_flight(), InFlight { requests: 3, pending_prefill_us: 12e3 });
+        table.step(&two_rows()).unwrap();
+        assert_eq!(table.in_flight(), InFlight { requests: 3, pending_prefill_us: 12e3 });
+        assert!(table.remove(3));
+        assert_eq!(table.in_flight(), InFlight { requests: 2, pending_prefill_us: 8e3 });
+        table.close(&Failure::unavailable("the worker went away"));
+        assert_eq!(table.in_flight(), InFlight::default());
     }
 
     #[test]
@@ -327,10 +377,10 @@ mod tests {
     fn the_end_of_the_stream_fails_what_is_in_flight_and_what_comes_later() {
         let table = Table::default();
         let mailbox = Arc::new(Mailbox::new(1));
-        table.insert(&mailbox, 1).unwrap();
+        table.insert(&mailbox, [0.0]).unwrap();
         let failure = Failure::unavailable("the worker went away");
         table.close(&failure);
         assert_eq!(take(&mailbox).rows[0].end, Some(End::Failed(Box::new(failure.clone()))));
-        assert_eq!(table.insert(&mailbox, 1), Err(failure));
+        assert_eq!(table.insert(&mailbox, [0.0]), Err(failure));
     }
 }

@@ -7,10 +7,12 @@ use arc_swap::ArcSwap;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tracing::{debug, info, warn};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::calls::{GatewayIdentity, WorkerCalls, WorkerError};
 use super::client::{Inbound, Link};
 use super::{Failure, TokenizerFiles, WorkerInfo};
+use crate::route::prefix::SharedPrefixIndex;
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
@@ -18,7 +20,11 @@ const MAX_BACKOFF: Duration = Duration::from_secs(2);
 /// A worker that takes requests.
 #[derive(Clone, Debug)]
 pub struct ReadyWorker {
+    /// Its place in the pool.
+    pub number: u16,
     pub name: Arc<str>,
+    /// By it prompts are spread in the same way by every gateway.
+    pub name_hash: u64,
     pub info: Arc<WorkerInfo>,
     pub link: Arc<Link>,
 }
@@ -37,6 +43,7 @@ pub enum Condition {
 /// A worker's place in the pool. Its address may change: a supervised worker picks a new port at each start.
 #[derive(Debug)]
 pub struct WorkerSlot {
+    number: u16,
     pub name: Arc<str>,
     address: watch::Sender<Option<String>>,
     /// Interrupts a pause between two attempts.
@@ -76,14 +83,17 @@ pub struct Pool {
     ready: ArcSwap<Vec<ReadyWorker>>,
     changes: watch::Sender<u64>,
     identity: GatewayIdentity,
+    /// What the workers' prefix caches hold.
+    pub prefixes: Arc<SharedPrefixIndex>,
 }
 
 impl Pool {
     /// A pool with one slot for each `(name, address)`; nothing is connected before `start`.
     #[must_use]
     pub fn new(workers: impl IntoIterator<Item = (String, Option<String>)>) -> Arc<Self> {
-        let slots = workers.into_iter().map(|(name, address)| {
+        let slots = (0..).zip(workers).map(|(number, (name, address))| {
             Arc::new(WorkerSlot {
+                number,
                 name: name.into(),
                 address: watch::Sender::new(address),
                 nudge: Notify::new(),
@@ -91,7 +101,13 @@ impl Pool {
             })
         });
         let identity = GatewayIdentity { id: format!("gateway-{}", std::process::id()), epoch: rand::random::<u64>() };
-        Arc::new(Self { slots: slots.collect(), ready: ArcSwap::default(), changes: watch::Sender::new(0), identity })
+        Arc::new(Self {
+            slots: slots.collect(),
+            ready: ArcSwap::default(),
+            changes: watch::Sender::new(0),
+            identity,
+            prefixes: Arc::default(),
+        })
     }
 
     /// Connects every slot; the tasks run until the pool's streams are closed by aborting the handles.
@@ -165,7 +181,11 @@ impl Keeper {
             Ok(connected) => connected,
             Err(error) => return (false, error),
         };
-        let worker = ReadyWorker { name: self.slot.name.clone(), info: Arc::new(info), link: link.clone() };
+        let (number, prefixes) = (self.slot.number, &self.pool.prefixes);
+        prefixes.begin(number, info.capacity_pages as usize);
+        let name = self.slot.name.clone();
+        let name_hash = xxh3_64(name.as_bytes());
+        let worker = ReadyWorker { number, name, name_hash, info: Arc::new(info), link: link.clone() };
         // The first time goes without saying: the banner follows.
         match returns {
             true => info!(worker = %self.slot.name, address, "worker is ready again"),
@@ -175,11 +195,13 @@ impl Keeper {
         let mut draining = false;
         let error = loop {
             match inbound.deliver_next().await {
-                Ok(true) if !draining => {
-                    draining = true;
-                    self.set(Condition::Draining, None);
+                Ok(news) => {
+                    news.cache_changes.iter().for_each(|change| prefixes.apply(number, change));
+                    if news.is_draining && !draining {
+                        draining = true;
+                        self.set(Condition::Draining, None);
+                    }
                 }
-                Ok(_) => {}
                 Err(error) => break error,
             }
         };
@@ -187,6 +209,7 @@ impl Keeper {
         link.close(&Failure::unavailable(format!(
             "The worker that computed this request was lost ({error}). Send the request again."
         )));
+        prefixes.forget(number);
         (true, error)
     }
 

@@ -71,6 +71,7 @@ pub fn config(workers: Vec<String>) -> Config {
             max_body_bytes: 1 << 20,
         },
         source: Source::Remote(workers),
+        policy: baleen_gateway::route::policy::Policy::default(),
         served_model_name: None,
         tokenizer: None,
         style: baleen_gateway::chat::style::StyleChoice::default(),

@@ -1,20 +1,20 @@
 """What a prefix cache says about itself: pages stored, removed, or all gone. Plain data, in the order in which it
 happened; routers rebuild from it which prompt would find what where.
 
-A page is named by a 64-bit hash of its tokens and of everything before it, the tenant's salt included.
+A page is named by a 64-bit hash of its tokens and of everything before it, the tenant's salt included. The name is part
+of the worker contract (`worker.proto`, `KvStored`): a router computes it from a prompt. It serves routers only;
+the cache itself compares tokens, so two prompts with equal names share nothing.
 """
 
 from __future__ import annotations
 
 import sys
 from array import array
-from hashlib import blake2b
 
 import msgspec
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from baleen_worker.packed import Column
-
-_HASH_BYTES = 8
 
 
 class PagesStored(msgspec.Struct, array_like=True, tag="stored"):
@@ -82,10 +82,10 @@ class EventLog:
 
 def root_hash(salt: str) -> int:
     """Where the hashes of one tenant's pages start."""
-    return int.from_bytes(blake2b(salt.encode(), digest_size=_HASH_BYTES).digest(), "little")
+    return xxh3_64_intdigest(salt.encode())
 
 
 def page_hash(parent_hash: int, key: bytes) -> int:
     """The hash of a page below another; `key` are its tokens as little-endian uint32."""
-    digest = blake2b(parent_hash.to_bytes(_HASH_BYTES, "little") + key, digest_size=_HASH_BYTES).digest()
-    return int.from_bytes(digest, "little")
+    # The digest is the canonical, big-endian one.
+    return xxh3_64_intdigest(parent_hash.to_bytes(8, "little") + xxh3_64_digest(key)[::-1])

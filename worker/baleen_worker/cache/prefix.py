@@ -234,7 +234,7 @@ class PrefixCache:
         return self._log.take() + ([] if self.host is None else self.host.take_events())
 
     def nodes(self) -> Iterator[PrefixNode]:
-        """Every node but the roots, parents before children. For tests and checks."""
+        """Every node but the roots, parents before children."""
         stack = list(self._roots.values())
         while stack:
             node = stack.pop()

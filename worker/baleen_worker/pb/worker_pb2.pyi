@@ -418,16 +418,12 @@ class KvEvent(_message.Message):
     def __init__(self, event_id: _Optional[int] = ..., dp_rank: _Optional[int] = ..., stored: _Optional[_Union[KvStored, _Mapping]] = ..., removed: _Optional[_Union[KvRemoved, _Mapping]] = ..., cleared: _Optional[_Union[KvCleared, _Mapping]] = ...) -> None: ...
 
 class KvStored(_message.Message):
-    __slots__ = ("page_hashes", "parent_hash", "token_ids", "page_size_tokens")
+    __slots__ = ("page_hashes", "page_size_tokens")
     PAGE_HASHES_FIELD_NUMBER: _ClassVar[int]
-    PARENT_HASH_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     page_hashes: _containers.RepeatedScalarFieldContainer[int]
-    parent_hash: int
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
     page_size_tokens: int
-    def __init__(self, page_hashes: _Optional[_Iterable[int]] = ..., parent_hash: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., page_size_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, page_hashes: _Optional[_Iterable[int]] = ..., page_size_tokens: _Optional[int] = ...) -> None: ...
 
 class KvRemoved(_message.Message):
     __slots__ = ("page_hashes",)

@@ -18,6 +18,8 @@ from typing import Any, Self
 
 import grpc
 import psutil
+from baleen_worker.cache.events import page_hash, root_hash
+from baleen_worker.cache.prefix import page_keys
 from baleen_worker.fake_runner import expected_tokens
 from baleen_worker.pb import worker_pb2 as pb
 
@@ -42,6 +44,15 @@ def copy_model(folder: Path) -> Path:
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(MODEL / name, target / name)
     return target
+
+
+def page_names(prompt: list[int], salt: str = "", page_size: int = 64) -> list[int]:
+    """Of a prompt's whole pages, as the contract names them."""
+    parent, names = root_hash(salt), list[int]()
+    for start in range(0, len(prompt) - page_size + 1, page_size):
+        parent = page_hash(parent, page_keys(prompt[start : start + page_size]))
+        names.append(parent)
+    return names
 
 
 class WorkerProcess:

@@ -1,0 +1,137 @@
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+//! Each policy on workers made up for the purpose.
+
+use std::sync::Arc;
+
+use super::cost::CostModel;
+use super::load::WorkerLoad;
+use super::pages::page_hashes;
+use super::policy::Policy;
+use super::prefix::{CacheChange, SharedPrefixIndex};
+use super::{Candidate, RouteRequest, Router};
+
+const PAGE: usize = 64;
+
+fn workers(loads: &[WorkerLoad]) -> Vec<Candidate> {
+    let candidate = |(number, &load): (u16, &WorkerLoad)| Candidate {
+        worker: number,
+        name_hash: u64::from(number).wrapping_mul(0x9E37_79B9_7F4A_7C15),
+        load,
+    };
+    (0..).zip(loads).map(candidate).collect()
+}
+
+fn busy(in_flight: usize, reported_requests: usize) -> WorkerLoad {
+    WorkerLoad { in_flight, reported_requests, ..WorkerLoad::default() }
+}
+
+fn request(prompt: &[u32]) -> RouteRequest<'_> {
+    RouteRequest { prompt, cache_salt: "", page_size_tokens: PAGE, cost: CostModel::SPARSE }
+}
+
+fn choices(router: &Router, prompt: &[u32], workers: &[Candidate], times: usize) -> Vec<usize> {
+    (0..times).map(|_| router.choose(&request(prompt), workers).unwrap().index).collect()
+}
+
+fn router(policy: Policy) -> (Router, Arc<SharedPrefixIndex>) {
+    let prefixes = Arc::new(SharedPrefixIndex::default());
+    (Router::new(policy, prefixes.clone()), prefixes)
+}
+
+#[test]
+fn no_worker_is_no_choice() {
+    for policy in [Policy::CacheAware, Policy::LeastLoad, Policy::RoundRobin, Policy::PowerOfTwo, Policy::PrefixHash] {
+        assert_eq!(router(policy).0.choose(&request(&[1]), &[]), None);
+        assert_eq!(choices(&router(policy).0, &[], &workers(&[busy(9, 9)]), 2), [0, 0], "{policy:?}");
+    }
+}
+
+#[test]
+fn equal_workers_take_turns() {
+    for policy in [Policy::CacheAware, Policy::LeastLoad, Policy::RoundRobin] {
+        assert_eq!(choices(&router(policy).0, &[1; 99], &workers(&[busy(0, 0); 3]), 6), [0, 1, 2, 0, 1, 2]);
+    }
+}
+
+#[test]
+fn the_least_loaded_worker_is_chosen() {
+    for policy in [Policy::CacheAware, Policy::LeastLoad] {
+        let workers = workers(&[busy(3, 0), busy(1, 2), busy(0, 4)]);
+        assert_eq!(choices(&router(policy).0, &[1; 99], &workers, 4), [1; 4]);
+    }
+}
+
+#[test]
+fn of_two_drawn_workers_the_lighter_one_is_chosen() {
+    let router = router(Policy::PowerOfTwo).0;
+    let loads = [busy(9, 0), busy(5, 0), busy(7, 0), busy(1, 0)];
+    let mut counts = [0; 4];
+    choices(&router, &[1], &workers(&loads), 6_000).into_iter().for_each(|index| counts[index] += 1);
+    // Of the six pairs the heaviest wins none, the lightest three.
+    assert_eq!(counts[0], 0);
+    for (index, pairs) in [(1, 2), (2, 1), (3, 3)] {
+        assert!((counts[index] - pairs * 1_000_i32).abs() < 200, "{counts:?}");
+    }
+}
+
+#[test]
+fn a_known_prefix_outweighs_a_small_difference_of_load_and_no_great_one() {
+    let (router, prefixes) = router(Policy::CacheAware);
+    let prompt: Vec<u32> = (0..6_400).collect();
+    prefixes.begin(0, 1_000);
+    prefixes.begin(1, 1_000);
+    prefixes.apply(1, &CacheChange::Stored(page_hashes(&prompt[..4_096], "", PAGE)));
+    let choice = router.choose(&request(&prompt), &workers(&[busy(2, 0), busy(5, 0)])).unwrap();
+    assert_eq!((choice.index, choice.cached_tokens), (1, 4_096));
+    assert!(choice.prefill_us < CostModel::SPARSE.prefill_us(0, 6_400));
+    let choice = router.choose(&request(&prompt), &workers(&[busy(2, 0), busy(90, 0)])).unwrap();
+    assert_eq!((choice.index, choice.cached_tokens), (0, 0));
+}
+
+#[test]
+fn prompts_that_wait_to_be_computed_count_by_their_cost() {
+    let router = router(Policy::CacheAware).0;
+    let pending = |us: f64| WorkerLoad { in_flight: 1, pending_prefill_us: us, ..WorkerLoad::default() };
+    assert_eq!(choices(&router, &[1; 999], &workers(&[pending(9e6), pending(2e6), busy(3, 0)]), 3), [2; 3]);
+    let reported = WorkerLoad { waiting_prompt_tokens: 100_000, ..WorkerLoad::default() };
+    assert_eq!(choices(&router, &[1; 999], &workers(&[reported, busy(9, 0)]), 3), [1; 3]);
+}
+
+#[test]
+fn tenants_do_not_see_each_others_pages() {
+    let (router, prefixes) = router(Policy::CacheAware);
+    let prompt = [7; 640];
+    prefixes.begin(1, 1_000);
+    prefixes.apply(1, &CacheChange::Stored(page_hashes(&prompt, "tenant", PAGE)));
+    let workers = workers(&[busy(0, 0), busy(0, 0)]);
+    let cached = |cache_salt| {
+        let request = RouteRequest { cache_salt, ..request(&prompt) };
+        router.choose(&request, &workers).unwrap().cached_tokens
+    };
+    // All but the last token, which is always computed.
+    assert_eq!(cached("tenant"), 639);
+    assert_eq!((cached(""), cached("other")), (0, 0));
+}
+
+#[test]
+fn equal_beginnings_go_to_one_worker_until_it_is_busier_than_the_others() {
+    let router = router(Policy::PrefixHash).0;
+    let loads = [busy(4, 0); 5];
+    let prompt: Vec<u32> = (0..400).collect();
+    let home = choices(&router, &prompt, &workers(&loads), 3);
+    assert_eq!(home, [home[0]; 3]);
+    let other_end: Vec<u32> = (0..300).chain(900..990).collect();
+    assert_eq!(choices(&router, &other_end, &workers(&loads), 1), home[..1]);
+    let spread: std::collections::HashSet<usize> =
+        (0..200).flat_map(|first| choices(&router, &[first; 300], &workers(&loads), 1)).collect();
+    assert_eq!(spread.len(), 5);
+    let mut uneven = loads;
+    uneven[home[0]] = busy(40, 0);
+    assert_ne!(choices(&router, &prompt, &workers(&uneven), 1), home[..1]);
+    // A worker that leaves moves nobody else's prompts.
+    let left: Vec<Candidate> =
+        workers(&loads).into_iter().filter(|worker| usize::from(worker.worker) != (home[0] + 1) % 5).collect();
+    let moved = choices(&router, &prompt, &left, 1)[0];
+    assert_eq!(usize::from(left[moved].worker), home[0]);
+}
