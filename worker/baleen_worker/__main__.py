@@ -23,7 +23,8 @@ def main() -> int:
 
 def _run(arguments: list[str]) -> int:
     try:
-        from baleen_worker.config import ConfigError, parse
+        from baleen_worker.command_line import parse
+        from baleen_worker.config import ConfigError
         from baleen_worker.head import FatalError, run
     except ModuleNotFoundError as error:
         message = f"the Python package {error.name} is missing for {sys.executable}: install baleen there"

@@ -22,7 +22,8 @@ from baleen_kernels.registry import OPS
 from tqdm import tqdm
 
 from baleen_worker.cache.storage import FP8
-from baleen_worker.config import ConfigError, parse
+from baleen_worker.command_line import parse
+from baleen_worker.config import ConfigError
 from baleen_worker.decode_graphs import padded_sizes
 from baleen_worker.model.fused.experts import BOX_ROWS, MOST_BOXED
 from baleen_worker.model.fused.ops import ROLES, FusedOps

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 from google.protobuf.json_format import ParseDict, ParseError
 
 from baleen_worker.assignment import Assignment
-from baleen_worker.config import parse
+from baleen_worker.command_line import parse
 from baleen_worker.head import fit_to_model
 from baleen_worker.limits import InvalidSubmitError, model_facts, to_request
 from baleen_worker.messages import Abort, Command, Event, LogprobColumns, StepDone, StreamColumns, Submit

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from baleen_worker.config import ConfigError, HostCacheConfig, parse
+from baleen_worker.command_line import parse
+from baleen_worker.config import ConfigError, HostCacheConfig
 from baleen_worker.launch_flags import LAUNCH_FLAGS
 
 WORKER = Path(__file__).resolve().parents[2]

@@ -12,7 +12,8 @@ import pytest
 import zmq
 import zmq.asyncio
 from baleen_worker.cache.events import CacheEvent, PagesCleared, PagesRemoved, PagesStored
-from baleen_worker.config import ConfigError, KvEventsConfig, parse
+from baleen_worker.command_line import parse
+from baleen_worker.config import ConfigError, KvEventsConfig
 from baleen_worker.kv_events import KvEventPublisher, to_contract
 
 EVENTS: list[list[CacheEvent]] = [

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from baleen_worker.cache.storage import PagedPools, choose_layout
-from baleen_worker.config import WorkerConfig, parse
+from baleen_worker.command_line import parse
+from baleen_worker.config import WorkerConfig
 from baleen_worker.request import SamplingParams
 from baleen_worker.runner import build_runner
 from baleen_worker.step import BuiltRunner, Runner, StepHandle, StepPlan
