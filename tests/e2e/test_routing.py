@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from harness.processes import MICRO_MODEL, Gateway, Worker, wait_for
@@ -28,9 +29,9 @@ def front(start: Start, workers: list[Worker], *flags: str) -> Gateway:
 
 def cached_share(gateway: Gateway, system_prompt: str, question: str) -> float:
     """Share of the prompt that the worker found in its cache."""
-    messages = [{"role": "system", "content": system_prompt * 150}, {"role": "user", "content": question}]
+    messages: list[Any] = [{"role": "system", "content": system_prompt * 150}, {"role": "user", "content": question}]
     with gateway.client() as client:
-        usage = client.chat.completions.create(model="micro", messages=messages, max_tokens=2).usage
+        usage: Any = client.chat.completions.create(model="micro", messages=messages, max_tokens=2).usage
     return usage.prompt_tokens_details.cached_tokens / usage.prompt_tokens
 
 

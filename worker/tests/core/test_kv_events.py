@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from baleen_worker.config import ConfigError, KvEventsConfig
 from baleen_worker.kv_events import KvEventPublisher, to_contract
 
 EVENTS: list[list[CacheEvent]] = [
-    [PagesStored([2**64 - 1, 7], None, list(range(128)))],
-    [PagesStored([9], 7, list(range(64))), PagesRemoved([9, 7])],
+    [PagesStored([2**64 - 1, 7], None, array("I", range(128)))],
+    [PagesStored([9], 7, array("I", range(64))), PagesRemoved([9, 7])],
     [PagesCleared()],
 ]
 ON_THE_WIRE: list[list[Any]] = [
