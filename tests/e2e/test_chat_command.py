@@ -185,5 +185,7 @@ def test_it_starts_a_server_for_a_model_and_takes_it_along(tmp_path: Path) -> No
         chat.expect("stopped")
         chat.type("Say hello.\r")
         chat.expect("Hello there, friend.")
+        # Before the prompt is back the terminal itself would take the key, and nobody reads it there.
+        chat.expect("> ")
         chat.type("\x04")
         assert chat.ended() == 0
