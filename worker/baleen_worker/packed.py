@@ -12,7 +12,10 @@ else:
 
 
 def pack(value: object) -> bytes:
-    """What msgspec is to write for a column: the code of its items, then the items. For `enc_hook`."""
+    """What msgspec is to write for a column: the code of its items, then the items. For `enc_hook`.
+
+    NotImplementedError is how msgspec's contract for that hook says that a type cannot be written.
+    """
     if isinstance(value, array):
         return value.typecode.encode() + value.tobytes()
     raise NotImplementedError(f"{type(value).__name__} is in no message")

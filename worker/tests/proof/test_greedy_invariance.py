@@ -9,6 +9,7 @@ end around the edges of pages and of the selection, and answers grow across them
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def greedy(count: int) -> list[SamplingParams]:
     return [SamplingParams(max_tokens=MAX_TOKENS, seed=seed, temperature=0.0, logprobs=0) for seed in range(count)]
 
 
-class Judge:
+class Judge(ABC):
     """A model folder and what it must answer."""
 
     def __init__(self, built: BuiltRunner, prompts: list[list[int]], tolerance: float) -> None:
@@ -65,8 +66,9 @@ class Judge:
         preemptions = service.scheduler.load.preemptions
         assert preemptions >= (MAX_TOKENS - 1) * len(self.prompts) if how.displaced else preemptions == 0
 
+    @abstractmethod
     def expect(self, ids: list[int], answer: Answer) -> tuple[list[int], list[float]]:
-        raise NotImplementedError
+        """The tokens and log-probabilities that should follow `ids`."""
 
 
 class ReferenceJudge(Judge):
