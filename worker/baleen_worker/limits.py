@@ -185,6 +185,8 @@ def _check_built(submit: pb.Submit, model: ModelFacts) -> None:
         raise _unbuilt(kind)
     if submit.HasField("disaggregation"):
         raise _unbuilt("disaggregation")
+    if submit.resumed_token_ids:
+        raise _unbuilt("resumed_token_ids")
     if submit.dp_rank != 0:
         raise _unbuilt("dp_rank", "this head has rank 0 only")
 

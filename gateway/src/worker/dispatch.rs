@@ -180,7 +180,8 @@ fn end_of(reason: i32) -> Option<End> {
         wire::FinishReason::Unspecified => None,
         wire::FinishReason::Stop => Some(End::Stop),
         wire::FinishReason::Length => Some(End::Length),
-        wire::FinishReason::Abort => Some(End::Abort),
+        // Prefill legs end so, and nobody submits one yet.
+        wire::FinishReason::Abort | wire::FinishReason::HandedOver => Some(End::Abort),
     }
 }
 
@@ -188,7 +189,7 @@ fn failure_of(error: wire::RequestError) -> Failure {
     let kind = match error.code() {
         wire::ErrorCode::InvalidArgument => FailureKind::InvalidArgument,
         wire::ErrorCode::Unimplemented => FailureKind::Unimplemented,
-        wire::ErrorCode::Unavailable => FailureKind::Unavailable,
+        wire::ErrorCode::Unavailable | wire::ErrorCode::PeerFailed => FailureKind::Unavailable,
         wire::ErrorCode::ResourceExhausted => FailureKind::Overloaded,
         wire::ErrorCode::DeadlineExceeded => FailureKind::DeadlineExceeded,
         wire::ErrorCode::Internal | wire::ErrorCode::Unspecified => FailureKind::Internal,

@@ -27,6 +27,7 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_ABORT: _ClassVar[FinishReason]
+    FINISH_REASON_HANDED_OVER: _ClassVar[FinishReason]
 
 class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -37,6 +38,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_UNAVAILABLE: _ClassVar[ErrorCode]
     ERROR_CODE_RESOURCE_EXHAUSTED: _ClassVar[ErrorCode]
     ERROR_CODE_DEADLINE_EXCEEDED: _ClassVar[ErrorCode]
+    ERROR_CODE_PEER_FAILED: _ClassVar[ErrorCode]
 ROLE_UNSPECIFIED: Role
 ROLE_UNIFIED: Role
 ROLE_PREFILL: Role
@@ -49,6 +51,7 @@ FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_ABORT: FinishReason
+FINISH_REASON_HANDED_OVER: FinishReason
 ERROR_CODE_UNSPECIFIED: ErrorCode
 ERROR_CODE_INVALID_ARGUMENT: ErrorCode
 ERROR_CODE_UNIMPLEMENTED: ErrorCode
@@ -56,6 +59,7 @@ ERROR_CODE_INTERNAL: ErrorCode
 ERROR_CODE_UNAVAILABLE: ErrorCode
 ERROR_CODE_RESOURCE_EXHAUSTED: ErrorCode
 ERROR_CODE_DEADLINE_EXCEEDED: ErrorCode
+ERROR_CODE_PEER_FAILED: ErrorCode
 
 class GetInfoRequest(_message.Message):
     __slots__ = ()
@@ -194,7 +198,7 @@ class Abort(_message.Message):
     def __init__(self, key: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("key", "request_id", "attempt", "prompt_token_ids", "sampling", "dp_rank", "priority", "deadline_ms", "cache_salt", "trace_parent", "sample_group", "disaggregation", "json_schema", "regex", "ebnf", "structural_tag", "starts_in_reasoning")
+    __slots__ = ("key", "request_id", "attempt", "prompt_token_ids", "sampling", "dp_rank", "priority", "deadline_ms", "cache_salt", "trace_parent", "sample_group", "disaggregation", "json_schema", "regex", "ebnf", "structural_tag", "starts_in_reasoning", "resumed_token_ids")
     KEY_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -212,6 +216,7 @@ class Submit(_message.Message):
     EBNF_FIELD_NUMBER: _ClassVar[int]
     STRUCTURAL_TAG_FIELD_NUMBER: _ClassVar[int]
     STARTS_IN_REASONING_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     key: int
     request_id: bytes
     attempt: int
@@ -229,7 +234,8 @@ class Submit(_message.Message):
     ebnf: str
     structural_tag: str
     starts_in_reasoning: bool
-    def __init__(self, key: _Optional[int] = ..., request_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., dp_rank: _Optional[int] = ..., priority: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., trace_parent: _Optional[str] = ..., sample_group: _Optional[_Union[SampleGroup, _Mapping]] = ..., disaggregation: _Optional[_Union[DisaggregationLeg, _Mapping]] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., ebnf: _Optional[str] = ..., structural_tag: _Optional[str] = ..., starts_in_reasoning: _Optional[bool] = ...) -> None: ...
+    resumed_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, key: _Optional[int] = ..., request_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., dp_rank: _Optional[int] = ..., priority: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., trace_parent: _Optional[str] = ..., sample_group: _Optional[_Union[SampleGroup, _Mapping]] = ..., disaggregation: _Optional[_Union[DisaggregationLeg, _Mapping]] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., ebnf: _Optional[str] = ..., structural_tag: _Optional[str] = ..., starts_in_reasoning: _Optional[bool] = ..., resumed_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SampleGroup(_message.Message):
     __slots__ = ("group_id", "index", "size")
