@@ -122,6 +122,7 @@ def measure_latency(bench: Bench) -> dict[str, Any]:
         load: dict[str, Any] = {"connections": 4 * PEAK_CLIENTS, "rate": rate, "seconds": bench.seconds}
         through = put_load(router.port, **load)
     with Mock("openai", bench.tokenizer) as mock:
+        put_load(mock.port, connections=PEAK_CLIENTS, seconds=0.5)
         direct = put_load(mock.port, **load)
     added = {f"added_{p}_ms": (through["latency_us"][p] - direct["latency_us"][p]) / 1e3 for p in ("p50", "p99")}
     return {"peak_per_s": peak["good_per_s"], "offered_per_s": rate, **added, "through": through, "direct": direct}

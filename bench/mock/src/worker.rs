@@ -10,7 +10,8 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::engine::{self, Command, EngineArgs, Output};
@@ -24,8 +25,10 @@ pub fn serve(listener: TcpListener, args: &EngineArgs) -> anyhow::Result<impl Fu
     let vocabulary = Arc::new(Vocabulary::read(&args.tokenizer)?);
     let service = WorkerServer::new(Service { args: args.clone(), vocabulary }).max_decoding_message_size(64 << 20);
     Ok(async move {
-        let server = tonic::transport::Server::builder().tcp_nodelay(true).add_service(service);
-        Ok(server.serve_with_incoming(TcpListenerStream::new(listener)).await?)
+        let server = tonic::transport::Server::builder().add_service(service);
+        // The builder's own switch is for listeners of its own.
+        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+        Ok(server.serve_with_incoming(incoming).await?)
     })
 }
 
