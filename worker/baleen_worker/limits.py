@@ -105,7 +105,7 @@ class ModelFacts:
 def model_facts(model: ModelConfig, worker: WorkerConfig, context_length: int) -> ModelFacts:
     """What requests to a model are checked against. Raises ValueError when its tokenizer.json cannot be read."""
     control_ids = read_control_tokens(worker.model_dir)
-    features = ["prompt_logprobs"]
+    features = ["prompt_logprobs", "resume"]
     if worker.runner != "fake":  # which has no logits to change
         features += SAMPLING_FEATURES
     if (worker.model_dir / TOKENIZER_FILE).is_file():
@@ -134,10 +134,11 @@ def to_request(submit: pb.Submit, stream: int, model: ModelFacts) -> Request:
     _check_ranges(submit)
     _check_built(submit, model)
     prompt_ids = _prompt(submit, model)
+    sampling = _sampling(submit, len(prompt_ids), model)
     return Request(
         id=(stream, submit.key),
         prompt_token_ids=prompt_ids,
-        sampling=_sampling(submit, len(prompt_ids), model),
+        sampling=sampling,
         constraint=_constraint(submit, model),
         request_id=submit.request_id,
         attempt=submit.attempt,
@@ -145,6 +146,7 @@ def to_request(submit: pb.Submit, stream: int, model: ModelFacts) -> Request:
         deadline_ms=submit.deadline_ms if submit.HasField("deadline_ms") else None,
         cache_salt=submit.cache_salt,
         group_id=submit.sample_group.group_id if submit.sample_group.size > 1 else b"",
+        resumed_token_ids=_resumed(submit, sampling, model),
     )
 
 
@@ -185,8 +187,6 @@ def _check_built(submit: pb.Submit, model: ModelFacts) -> None:
         raise _unbuilt(kind)
     if submit.HasField("disaggregation"):
         raise _unbuilt("disaggregation")
-    if submit.resumed_token_ids:
-        raise _unbuilt("resumed_token_ids")
     if submit.dp_rank != 0:
         raise _unbuilt("dp_rank", "this head has rank 0 only")
 
@@ -244,6 +244,22 @@ def _sampling(submit: pb.Submit, prompt_len: int, model: ModelFacts) -> Sampling
         thinking=_thinking(submit, model),
         logit_processors=_logit_processors(sampling, model),
     )
+
+
+def _resumed(submit: pb.Submit, sampling: SamplingParams, model: ModelFacts) -> list[int]:
+    """Tokens after which an answer goes on, none of which has ended it."""
+    token_ids = list(submit.resumed_token_ids)
+    name = "resumed_token_ids"
+    _check_ids(name, token_ids, model)
+    if token_ids and len(token_ids) >= sampling.max_tokens:
+        raise InvalidSubmitError(
+            name,
+            f"{len(token_ids)} tokens are all that max_tokens {sampling.max_tokens} allows: the answer is complete",
+        )
+    last = next((token_id for token_id in token_ids if token_id in sampling.stop_token_ids), None)
+    if last is not None:
+        raise InvalidSubmitError(name, f"token {last} has ended the answer: nothing comes after it")
+    return token_ids
 
 
 def _logit_bias(sampling: pb.Sampling, model: ModelFacts) -> tuple[tuple[int, float], ...]:

@@ -21,6 +21,7 @@ class FinishReason(enum.IntEnum):
     STOP = 1
     LENGTH = 2
     ABORT = 3
+    HANDED_OVER = 4
 
 
 class ErrorCode(enum.IntEnum):
@@ -32,6 +33,7 @@ class ErrorCode(enum.IntEnum):
     UNAVAILABLE = 4
     RESOURCE_EXHAUSTED = 5
     DEADLINE_EXCEEDED = 6
+    PEER_FAILED = 7
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
@@ -103,7 +105,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     """One prompt to be continued once. `request_id` and `attempt` identify it across processes, for logs and leases.
 
     Requests share cached pages only under equal `cache_salt`. Samples of one prompt have the same `group_id`, which is
-    empty for a request that is alone.
+    empty for a request that is alone. `resumed_token_ids` are output tokens that an earlier attempt has told: the
+    request goes on after them, and tells none of them again.
     """
 
     id: RequestId
@@ -116,3 +119,4 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     constraint: Constraint | None = None
     cache_salt: str = ""
     group_id: bytes = b""
+    resumed_token_ids: list[int] = []

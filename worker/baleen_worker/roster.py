@@ -87,9 +87,9 @@ class Roster:
         """Its turn has come: it runs, from behind the cached pages. Returns the prompt tokens newly found there."""
         self.waiting.admit(sequence)
         start = len(found) * self._page_size
-        num_found = start if sequence.num_cached is None else 0
+        num_found = 0
         if sequence.num_cached is None:
-            sequence.num_cached = start
+            num_found = sequence.num_cached = min(start, sequence.num_prompt)
         self.residency.enter(sequence, found)
         self.waiting.charge(sequence.salt, sequence.num_tokens - start)
         self.prefilling[sequence.id] = sequence
@@ -127,7 +127,7 @@ class Roster:
         del self._live[sequence.id]
         self._guided.pop(sequence.id, None)
         state, sequence.state = sequence.state, State.FINISHED
-        self.waiting.charge(sequence.salt, sequence.num_output)
+        self.waiting.charge(sequence.salt, sequence.num_output - len(sequence.request.resumed_token_ids))
         if sequence.request.group_id:
             self._leave_group(sequence, waits=state is State.WAITING)
         elif state is State.WAITING:

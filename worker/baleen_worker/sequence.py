@@ -80,9 +80,10 @@ class Sequence:
         self.id = request.id
         self.salt = request.cache_salt
         self.arrival = arrival
+        self.num_prompt = len(request.prompt_token_ids)
         self._token_ids = array("I", request.prompt_token_ids)
+        self._token_ids.extend(request.resumed_token_ids)
         self._columns: SlotColumns | None = None
-        self.num_prompt = len(self._token_ids)
         self.max_len = self.num_prompt + sampling.max_tokens
         self.stop_ids = frozenset(sampling.stop_token_ids)
         self.guide = guide  # of a constrained answer: follows its committed tokens, whatever happens to its pages
@@ -93,7 +94,9 @@ class Sequence:
         self.state = State.WAITING
         self.num_overtaken = 0  # how often somebody behind it was admitted first
         self.num_cached: int | None = None  # prompt tokens found in the cache when it was first admitted
-        self.num_scored = 0  # tokens whose log-probabilities have been asked for, counted from the prompt's start
+        # Tokens whose log-probabilities have been asked for, counted from the prompt's start. An attempt that has told
+        # output tokens has told those of the whole prompt.
+        self.num_scored = self.num_prompt if request.resumed_token_ids else 0
         self.keys = b""  # token_ids as the prefix cache compares them, while that saves packing them again
         self.slot = -1
         self._hold_nothing()
@@ -169,7 +172,7 @@ class Sequence:
 
     @property
     def num_output(self) -> int:
-        """Tokens generated so far."""
+        """Tokens generated so far, by earlier attempts too."""
         return self.num_tokens - self.num_prompt
 
     @property

@@ -86,18 +86,29 @@ class Guide:
 
     def advance(self, token_id: int) -> None:
         """One more token is committed. Raises GuideError."""
-        self._num_tokens += 1
         self._pending = None
+        self._accept(token_id)
         if self._after_id is not None:
-            if token_id != self._after_id:
-                return
-            self._after_id = None
-        elif not self._matcher.accept(token_id):
-            raise GuideError(f"token {token_id} was sampled where the grammar does not allow it")
+            return
         if self._is_slow and self._defer is not None:
             self._pending = self._defer(self._make_mask)
         else:
             self._mask = self._make_mask()
+
+    def catch_up(self, token_ids: Sequence[int]) -> None:
+        """Takes in what an earlier attempt has told, before anything is asked of it. Raises GuideError."""
+        for token_id in token_ids:
+            self._accept(token_id)
+        if self._after_id is None:
+            self._mask = self._make_mask()
+
+    def _accept(self, token_id: int) -> None:
+        self._num_tokens += 1
+        if self._after_id is None:
+            if not self._matcher.accept(token_id):
+                raise GuideError(f"token {token_id} was sampled where the grammar does not allow it")
+        elif token_id == self._after_id:
+            self._after_id = None
 
     def _make_mask(self) -> bytes:
         """The mask of the next token."""

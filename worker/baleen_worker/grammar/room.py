@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from baleen_worker.grammar.guide import Guide, TokenMatcher
+from baleen_worker.grammar.guide import Guide, GuideError, TokenMatcher
 from baleen_worker.output import Output, RequestError
 from baleen_worker.request import Constraint, ErrorCode, FinishReason, Request, RequestId
 
@@ -157,13 +157,18 @@ class GrammarRoom:
         compiler = self._get_compiler()
         grammar = self._cache.get(constraint, compiler.compile)
         sampling = request.sampling
-        return Guide(
+        guide = Guide(
             compiler.match(grammar, sampling.stop_token_ids),
             stop_ids=sampling.stop_token_ids,
             after_id=constraint.after_id,
             min_tokens=sampling.min_tokens,
             defer=self._defer,
         )
+        try:
+            guide.catch_up(request.resumed_token_ids)
+        except GuideError:
+            raise RefusedError("resumed_token_ids: they do not match it, so they are not an answer to it") from None
+        return guide
 
     def _get_compiler(self) -> Compiler:
         with self._compiler_lock:

@@ -38,6 +38,7 @@ def make_request(
     deadline_ms: int | None = None,
     cache_salt: str = "",
     group_id: bytes = b"",
+    resumed_token_ids: Sequence[int] = (),
 ) -> Request:
     """A request with neutral sampling."""
     sampling = SamplingParams(
@@ -55,15 +56,18 @@ def make_request(
         deadline_ms=deadline_ms,
         cache_salt=cache_salt,
         group_id=group_id,
+        resumed_token_ids=list(resumed_token_ids),
     )
 
 
 def answer_to(request: Request) -> list[int]:
-    """What the fake runner must say to a request that nobody interrupts."""
+    """What the fake runner must say to a request that nobody interrupts, after what was said before."""
     sampling = request.sampling
     tokens = expected_tokens(request.prompt_token_ids, sampling.max_tokens, VOCAB_SIZE)
     ends = [index for index, token in enumerate(tokens) if token in sampling.stop_token_ids]
-    return tokens[: ends[0] + 1] if ends else tokens
+    resumed = request.resumed_token_ids
+    assert tokens[: len(resumed)] == resumed, "the fake runner would never have said that"
+    return tokens[len(resumed) : ends[0] + 1] if ends else tokens[len(resumed) :]
 
 
 @dataclass
@@ -149,10 +153,10 @@ class Ledger:
         assert account.token_ids == account.answer, f"{request.id} ended early"
         stopped = bool(account.answer) and account.answer[-1] in request.sampling.stop_token_ids
         assert account.end is (FinishReason.STOP if stopped else FinishReason.LENGTH)
-        context = request.prompt_token_ids + account.answer
+        known = request.prompt_token_ids + request.resumed_token_ids
         if request.sampling.logprobs is not None:
-            assert account.logprobs == expected_logprobs(context, len(request.prompt_token_ids))
-        if request.sampling.prompt_logprobs is not None:
+            assert account.logprobs == expected_logprobs(known + account.answer, len(known))
+        if request.sampling.prompt_logprobs is not None and not request.resumed_token_ids:
             assert account.prompt_token_ids == request.prompt_token_ids[1:]
             assert account.prompt_logprobs == expected_logprobs(request.prompt_token_ids, 1)
 

@@ -196,6 +196,9 @@ BAD_SUBMIT: list[tuple[str, Any]] = [
     ("cache_salt", "é" * 129),
     ("json_schema", "x" * 262145),
     ("sample_group", pb.SampleGroup(index=2, size=2)),
+    ("resumed_token_ids", [5, 1000]),
+    ("resumed_token_ids", [5] * 197),
+    ("resumed_token_ids", [5, 2, 5]),
 ]
 
 

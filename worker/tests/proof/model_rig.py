@@ -80,14 +80,14 @@ class Service:
         self.answers: dict[tuple[int, int], Answer] = {}
         self._keys = itertools.count(1)
 
-    def ask(self, prompt: Sequence[int], sampling: SamplingParams) -> Answer:
-        """One subject from its first step to its end, and what it was told."""
+    def ask(self, prompt: Sequence[int], sampling: SamplingParams, *, told: Sequence[int] = ()) -> Answer:
+        """One subject from its first step to its end, and what it was told. `told`: what an earlier attempt was."""
         if self.how.prefix in ("hit", "part"):
             self._warm(prompt)
         self._keep_neighbours()
         assert sampling.seed < _OTHER_SEEDS
         self.runner.watched_seed = sampling.seed
-        subject = self._submit(_SUBJECT, prompt, sampling)
+        subject = self._submit(_SUBJECT, prompt, sampling, told)
         seen, displacer = self.runner.num_landmarks, None
         while not subject.ended:
             if self.how.displaced and self.runner.num_landmarks > seen and (displacer is None or displacer.ended):
@@ -128,8 +128,14 @@ class Service:
         while not all(answer.token_ids for answer in live):
             self._turn()
 
-    def _submit(self, stream: int, prompt: Sequence[int], sampling: SamplingParams) -> Answer:
-        request = Request((stream, next(self._keys)), list(prompt), sampling, priority=_PRIORITY[stream])
+    def _submit(self, stream: int, prompt: Sequence[int], sampling: SamplingParams, told: Sequence[int] = ()) -> Answer:
+        request = Request(
+            (stream, next(self._keys)),
+            list(prompt),
+            sampling,
+            priority=_PRIORITY[stream],
+            resumed_token_ids=list(told),
+        )
         self.lines.commands.append(Submit([request]))
         answer = self.answers[request.id] = Answer()
         return answer

@@ -12,7 +12,7 @@ from baleen_worker.request import SamplingParams, ThinkingBudget
 from baleen_worker.runner import build_runner
 from baleen_worker.step import BuiltRunner
 from circumstances import WHOLE, Circumstances
-from model_rig import serve
+from model_rig import Service, serve
 from tiny_checkpoint import write_checkpoint
 from tiny_models import V32, make_weights
 
@@ -67,6 +67,18 @@ def test_same_seed_same_tokens(built: BuiltRunner, alone: list[list[int]], how: 
     answers, service = serve(built, how, prompts(), sampling())
     assert [answer.token_ids for answer in answers] == alone
     assert (service.scheduler.load.preemptions > 0) == how.displaced
+
+
+@pytest.mark.parametrize("num_told", [1, 4, 7])
+def test_a_later_attempt_goes_on_with_the_same_tokens(
+    built: BuiltRunner, alone: list[list[int]], num_told: int
+) -> None:
+    """Noise, penalties, min_tokens and the thinking budget go on from what the earlier attempt has told."""
+    service = Service(built, Circumstances(prefix="miss"))
+    for prompt, each, tokens in zip(prompts(), sampling(), alone, strict=True):
+        answer = service.ask(prompt, each, told=tokens[:num_told])
+        assert answer.token_ids == tokens[num_told:]
+    service.close()
 
 
 def test_another_seed_gives_other_tokens(built: BuiltRunner, alone: list[list[int]]) -> None:
