@@ -3,7 +3,8 @@ earlier fuzzing has found worth keeping, in seeds/.
 
     python seeds.py [--keep]
 
-`--keep` goes the other way: it writes the corpora, as `cargo fuzz cmin` leaves them, to seeds/.
+`--keep` goes the other way: it writes the corpora, as `cargo fuzz cmin` leaves them, to seeds/. For the least of them
+let `cmin` look at places alone: `cargo fuzz cmin TARGET -- -use_counters=0`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 DATA = HERE.parent / "tests" / "data"
 # What is kept of a corpus: enough to reach every place again, in a file that is still looked through.
-MAX_KEPT = 400
+MAX_KEPT = 128
 MAX_KEPT_BYTES = 160
 
 
@@ -48,10 +49,12 @@ def kept(target: str) -> Iterator[bytes]:
 
 
 def keep(target: str, known: set[bytes]) -> None:
-    """Writes seeds/TARGET.hex: what the corpus holds beside what is made of ../tests/data, as far as it is short."""
+    """Writes seeds/TARGET.hex: of what the corpus holds beside what is made of ../tests/data, short inputs, as many of
+    each length as there is room for."""
     inputs = {path.read_bytes() for path in (HERE / "corpus" / target).iterdir()} - known
     short = sorted((data for data in inputs if 0 < len(data) <= MAX_KEPT_BYTES), key=lambda data: (len(data), data))
-    text = "".join(f"{data.hex()}\n" for data in short[:MAX_KEPT])
+    every = -(-len(short) // MAX_KEPT)
+    text = "".join(f"{data.hex()}\n" for data in short[::every])
     (HERE / "seeds" / f"{target}.hex").write_text(text, "ascii")
 
 

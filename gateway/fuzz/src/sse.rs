@@ -1,13 +1,16 @@
 //! Output tokens, folded and streamed: what a client of the stream adds up equals the answer in one piece, and every
 //! event is one line of JSON.
 
-use baleen_gateway::chat::output::{Delta, OutputFold, OutputOptions};
+use std::borrow::Cow;
+
+use baleen_gateway::chat::output::{CallDelta, Delta, OutputFold, OutputOptions};
 use baleen_gateway::http::sse::write_event;
-use baleen_gateway::openai::chat::response::{ChatChunkChoice, ChatChunkWriter, ChatDelta, ChatToolCall};
+use baleen_gateway::openai::chat::response::{ChatChunkChoice, ChatChunkWriter, ChatDelta, ChatToolCall, ChunkText};
 use baleen_gateway::openai::response::ResponseHead;
 use baleen_gateway::text::stop::StopStrings;
-use serde_json::Value;
+use serde::Deserialize;
 
+use super::client::Client;
 use super::input;
 
 const STOP: [&str; 3] = ["\n\n", "</", "ab"];
@@ -39,10 +42,9 @@ pub fn run(data: &[u8]) {
     streamed.finish(is_cut, &mut events.delta);
     events.write();
 
-    let client = read_events(&events.out);
-    assert_eq!(client.reasoning, whole.reasoning);
-    assert_eq!(client.content, whole.content);
-    assert_eq!(client.calls, whole.calls);
+    let mut answer = Client::default();
+    answer.take(&mut whole);
+    assert_eq!(events.client, answer);
     assert_eq!(streamed.stopped(), fold.stopped());
     assert_eq!(streamed.num_reasoning_tokens(), fold.num_reasoning_tokens());
     assert_eq!(streamed.num_complete_calls(), fold.num_complete_calls());
@@ -72,25 +74,46 @@ fn new_fold(flags: u8) -> OutputFold {
     OutputFold::new(input::tokenizer(), options)
 }
 
+/// A stream and its client.
 struct Events {
     writer: ChatChunkWriter,
     delta: Delta,
+    /// One event, written and not yet read.
     out: Vec<u8>,
+    client: Client,
 }
 
 impl Default for Events {
     fn default() -> Self {
         let head = ResponseHead { id: "chatcmpl-0".to_owned(), created: 0, model: "micro".to_owned() };
-        Self { writer: ChatChunkWriter::new(head, false), delta: Delta::default(), out: Vec::new() }
+        Self {
+            writer: ChatChunkWriter::new(head, false),
+            delta: Delta::default(),
+            out: Vec::new(),
+            client: Client::default(),
+        }
     }
 }
 
 impl Events {
     fn write(&mut self) {
-        let Self { writer, delta, out } = self;
-        let mut event = |delta: ChatDelta<'_>| {
-            write_event(out, |out| writer.write(&ChatChunkChoice::new(0, delta), None, out));
+        let Self { writer, delta, out, client } = self;
+        let mut send = |write: &dyn Fn(&mut Vec<u8>) -> serde_json::Result<()>| {
+            out.clear();
+            write_event(out, write);
+            client.take(&mut read_event(out));
         };
+        // As the endpoint does: text by itself has a writer of its own.
+        if delta.calls.is_empty() {
+            for text in [ChunkText::Reasoning(&delta.reasoning), ChunkText::Content(&delta.content)] {
+                if !text.is_empty() {
+                    send(&|out| writer.write_text(0, text, out));
+                }
+            }
+            delta.clear();
+            return;
+        }
+        let mut event = |delta: ChatDelta<'_>| send(&|out| writer.write(&ChatChunkChoice::new(0, delta), None, out));
         if !delta.reasoning.is_empty() {
             event(ChatDelta::reasoning(&delta.reasoning));
         }
@@ -107,29 +130,60 @@ impl Events {
     }
 }
 
-/// Adds up a stream as a client does.
-fn read_events(stream: &[u8]) -> Delta {
-    let stream = std::str::from_utf8(stream).unwrap();
-    let mut client = Delta::default();
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    for event in stream.split_terminator("\n\n") {
-        let data = event.strip_prefix("data: ").unwrap();
-        assert!(!data.contains(['\n', '\r']), "an event of two lines: {data:?}");
-        let chunk: Value = serde_json::from_str(data).unwrap();
-        let delta = &chunk["choices"][0]["delta"];
-        client.reasoning.push_str(&text(&delta["reasoning_content"]));
-        client.content.push_str(&text(&delta["content"]));
-        let Some(call) = delta["tool_calls"].get(0) else { continue };
-        let index = call["index"].as_u64().and_then(|index| usize::try_from(index).ok()).unwrap();
-        if let Some(name) = call["function"]["name"].as_str() {
-            assert_eq!(index, client.calls.len(), "calls begin in order");
-            client.calls.push(baleen_gateway::chat::output::CallDelta {
-                index: u32::try_from(index).unwrap(),
-                name: Some(name.to_owned()),
-                arguments: String::new(),
-            });
-        }
-        client.calls[index].arguments.push_str(&text(&call["function"]["arguments"]));
+/// What an event's data holds for the client. Typed, with text borrowed where nothing is escaped: a tree of values took
+/// most of the time of a run.
+#[derive(Deserialize)]
+struct Chunk<'a> {
+    #[serde(borrow)]
+    choices: [Choice<'a>; 1],
+}
+
+#[derive(Deserialize)]
+struct Choice<'a> {
+    #[serde(borrow)]
+    delta: ChunkDelta<'a>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ChunkDelta<'a> {
+    #[serde(borrow, default)]
+    reasoning_content: Cow<'a, str>,
+    #[serde(borrow, default)]
+    content: Cow<'a, str>,
+    #[serde(borrow, default)]
+    tool_calls: Vec<ChunkCall<'a>>,
+}
+
+#[derive(Deserialize)]
+struct ChunkCall<'a> {
+    index: u32,
+    #[serde(borrow)]
+    function: ChunkFunction<'a>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ChunkFunction<'a> {
+    name: Option<String>,
+    #[serde(borrow)]
+    arguments: Cow<'a, str>,
+}
+
+/// Reads one event as a client does.
+fn read_event(event: &[u8]) -> Delta {
+    let event = std::str::from_utf8(event).unwrap();
+    let data = event.strip_prefix("data: ").and_then(|event| event.strip_suffix("\n\n")).unwrap();
+    assert!(!data.bytes().any(|byte| matches!(byte, b'\n' | b'\r')), "an event of two lines: {data:?}");
+    let Chunk { choices: [Choice { delta }] } = serde_json::from_str(data).unwrap();
+    let call = |call: ChunkCall<'_>| CallDelta {
+        index: call.index,
+        name: call.function.name,
+        arguments: call.function.arguments.into_owned(),
+    };
+    Delta {
+        reasoning: delta.reasoning_content.into_owned(),
+        content: delta.content.into_owned(),
+        calls: delta.tool_calls.into_iter().map(call).collect(),
     }
-    client
 }
