@@ -4,7 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor};
 
 use super::error::InvalidRequest;
 use super::strict_json;
@@ -103,7 +103,8 @@ impl<'de> Deserialize<'de> for Float {
     }
 }
 
-/// A JSON integer from -2^63 to 2^64 - 1; wide enough that range checks are left to the limits.
+/// A JSON integer; range checks are left to the limits. One beyond 64 bits, which no range reaches, is the lowest or the
+/// highest that fits here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Integer(pub i128);
 
@@ -120,6 +121,16 @@ impl<'de> Deserialize<'de> for Integer {
             }
             fn visit_i64<E>(self, value: i64) -> Result<Integer, E> {
                 Ok(Integer(value.into()))
+            }
+            /// What the parser makes of integers beyond 64 bits.
+            fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Integer, E> {
+                if value >= 2_f64.powi(64) {
+                    Ok(Integer(i128::MAX))
+                } else if value <= -2_f64.powi(63) {
+                    Ok(Integer(i128::MIN))
+                } else {
+                    Err(E::invalid_type(Unexpected::Float(value), &self))
+                }
             }
         }
         deserializer.deserialize_i64(IntegerVisitor)

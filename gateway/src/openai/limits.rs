@@ -139,7 +139,7 @@ impl Limit {
         let in_range = seen >= self.min && seen <= self.max;
         match T::try_from(value) {
             Ok(number) if in_range => Ok(number),
-            _ => Err(self.out_of_range(param, &value.to_string())),
+            _ => Err(self.out_of_range(param, &digits(value))),
         }
     }
 
@@ -172,6 +172,11 @@ impl Limit {
         };
         InvalidRequest::field(param, format!("'{param}' must be {range}, but it is {value}."))
     }
+}
+
+/// An integer for a message; of one beyond 64 bits the last digits are not known.
+pub(super) fn digits(value: i128) -> String {
+    if value > u64::MAX.into() || value < i64::MIN.into() { "beyond 64 bits".to_owned() } else { value.to_string() }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use serde::de::MapAccess;
 use super::error::InvalidRequest;
 use super::fields::{Biases, Float, Integer};
 use super::generation::ModelFacts;
-use super::limits::Limits;
+use super::limits::{Limits, digits};
 use super::processors::ProcessorFields;
 
 /// Sampling in the contract's terms; an absent field takes the worker's default.
@@ -127,7 +127,7 @@ impl SamplingFields {
             frequency_penalty: single(&limits.frequency_penalty, "frequency_penalty", self.frequency_penalty)?,
             presence_penalty: single(&limits.presence_penalty, "presence_penalty", self.presence_penalty)?,
             logit_bias: logit_bias(limits, model, self.logit_bias)?,
-            seed: self.seed.map(|Integer(seed)| two_complement(seed)),
+            seed: self.seed.map(seed).transpose()?,
             stop_token_ids: stop_token_ids(limits, model, self.stop_token_ids)?,
             ignore_eos: self.ignore_eos,
             logprobs: None,
@@ -146,10 +146,12 @@ fn top_k(limits: &Limits, Integer(value): Integer) -> Result<u32, InvalidRequest
 }
 
 /// Every integer of 64 bits, signed or not, is a seed; a negative one is taken by its bits.
-fn two_complement(seed: i128) -> u64 {
-    #[expect(clippy::cast_sign_loss, clippy::cast_possible_truncation, reason = "the low 64 bits are meant")]
-    let bits = seed as u64;
-    bits
+fn seed(Integer(seed): Integer) -> Result<u64, InvalidRequest> {
+    let bits = u64::try_from(seed).or_else(|_| i64::try_from(seed).map(i64::cast_unsigned));
+    bits.map_err(|_| {
+        let message = format!("'seed' must be between {} and {}, but it is {}.", i64::MIN, u64::MAX, digits(seed));
+        InvalidRequest::field("seed", message)
+    })
 }
 
 fn logit_bias(limits: &Limits, model: &ModelFacts, biases: Option<Biases>) -> Result<Vec<(u32, f32)>, InvalidRequest> {

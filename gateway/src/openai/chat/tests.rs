@@ -195,7 +195,16 @@ fn stop_is_a_string_or_a_list() {
     refused(with(json!({"stop": ["x", "y".repeat(257)]})), 400, "stop");
     refused(with(json!({"stop": ["x", ""]})), 400, "stop");
     refused(with(json!({"stop": ""})), 400, "stop");
-    assert!(with(json!({"stop": "x", "include_stop_str_in_output": true})).unwrap().generation.include_stop);
+    for (fields, includes) in [
+        (json!({"include_stop_str_in_output": true}), true),
+        (json!({"no_stop_trim": true}), true),
+        (json!({"include_stop_str_in_output": false, "no_stop_trim": true}), true),
+        (json!({"include_stop_str_in_output": false, "no_stop_trim": false}), false),
+        (json!({"no_stop_trim": null}), false),
+    ] {
+        assert_eq!(with(fields.clone()).unwrap().generation.include_stop, includes, "{fields}");
+    }
+    refused(with(json!({"no_stop_trim": "yes"})), 400, "no_stop_trim");
 }
 
 #[test]
@@ -281,6 +290,13 @@ fn a_switch_wins_over_an_effort_and_an_effort_over_the_default() {
     }
     refused(with(json!({"thinking": {"type": "auto"}})), 400, "thinking.type");
     refused(with(json!({"reasoning_effort": "huge"})), 400, "reasoning_effort");
+    for switch in ["separate_reasoning", "stream_reasoning", "include_reasoning"] {
+        let (thinks, off) = (json!({"type": "enabled"}), json!(false));
+        refused(with(json!({"thinking": thinks, switch: off})), 501, switch);
+        refused(with(json!({"thinking": thinks, switch: "no"})), 400, switch);
+        assert!(with(json!({"thinking": thinks, switch: true})).unwrap().encode.thinking);
+        assert!(!with(json!({ switch: off })).unwrap().encode.thinking, "there is no reasoning to treat otherwise");
+    }
     let by_default = ModelFacts { style: Style { thinks_by_default: true, ..Style::V32 }, ..MODEL };
     let limits = Limits::load().unwrap();
     let parse = |body: &[u8]| ChatRequest::parse(body).unwrap().validate(&limits, &by_default).unwrap();

@@ -10,6 +10,13 @@ use crate::openai::fields::{Integer, Object};
 
 const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
+/// Switches of other servers that cannot be turned off here, and what they stand for.
+const ALWAYS_ON: &[(&str, &str)] = &[
+    ("separate_reasoning", "reasoning comes apart from the answer, in 'reasoning_content'"),
+    ("stream_reasoning", "reasoning is streamed as it comes"),
+    ("include_reasoning", "the answer includes reasoning; 'thinking' turns it off"),
+];
+
 /// DeepSeek's own switch.
 #[derive(Debug, Deserialize)]
 struct Thinking {
@@ -36,6 +43,8 @@ pub(super) struct ThinkingFields {
     chat_template_kwargs: Option<Object<TemplateArguments>>,
     reasoning: Option<Object<Reasoning>>,
     reasoning_effort: Option<String>,
+    /// Of [`ALWAYS_ON`], what the request turns off.
+    turned_off: Option<&'static (&'static str, &'static str)>,
 }
 
 pub(super) struct ThinkingSpec {
@@ -52,13 +61,18 @@ impl ThinkingFields {
             "chat_template_kwargs" => self.chat_template_kwargs = map.next_value()?,
             "reasoning" => self.reasoning = map.next_value()?,
             "reasoning_effort" => self.reasoning_effort = map.next_value()?,
-            _ => return Ok(false),
+            _ => {
+                let Some(switch) = ALWAYS_ON.iter().find(|(name, _)| *name == key) else { return Ok(false) };
+                if map.next_value::<Option<bool>>()? == Some(false) {
+                    self.turned_off = Some(switch);
+                }
+            }
         }
         Ok(true)
     }
 
     /// # Errors
-    /// A switch has no such position, or the model lacks the wanted one.
+    /// A switch has no such position, or the model or this server lacks the wanted one.
     pub(super) fn resolve(&self, style: Style) -> Result<ThinkingSpec, InvalidRequest> {
         let thinking = self.thinking.as_ref().map(|Object(thinking)| thinking);
         let switch = thinking.and_then(|thinking| thinking.r#type.as_deref()).map(switch).transpose()?;
@@ -90,6 +104,11 @@ impl ThinkingFields {
                 return Err(InvalidRequest::field(param, message));
             }
         };
+        // Without reasoning there is nothing to treat otherwise.
+        if let Some((param, meaning)) = self.turned_off.filter(|_| enabled) {
+            let message = format!("'{param}': false is not implemented by this server; {meaning}.");
+            return Err(InvalidRequest::not_implemented(*param, message));
+        }
         let budget = thinking.and_then(|thinking| thinking.budget_tokens);
         Ok(ThinkingSpec { enabled, budget: budget.map(|Integer(budget)| budget) })
     }

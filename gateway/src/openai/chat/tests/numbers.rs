@@ -13,8 +13,26 @@ fn seeds_are_all_integers_of_64_bits() {
     assert_eq!(seed("0").unwrap(), 0);
     assert_eq!(seed("18446744073709551615").unwrap(), u64::MAX);
     assert_eq!(seed("-9223372036854775808").unwrap(), 1 << 63);
-    for bad in ["18446744073709551616", "-9223372036854775809", "1.0", "\"1\"", "true"] {
-        assert_eq!(seed(bad).unwrap_err().param.as_deref(), Some("seed"), "{bad}");
+    for bad in ["18446744073709551616", "-9223372036854775809", "1e300"] {
+        let error = seed(bad).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("seed"), "{bad}");
+        let range = "'seed' must be between -9223372036854775808 and 18446744073709551615, but it is beyond 64 bits.";
+        assert_eq!(error.message, range, "{bad}");
+    }
+    for bad in ["1.0", "9.3e18", "\"1\"", "true"] {
+        let error = seed(bad).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("seed"), "{bad}");
+        assert!(error.message.contains("expected an integer"), "{error}");
+    }
+}
+
+#[test]
+fn integers_beyond_64_bits_are_out_of_range() {
+    for (field, value) in [("n", "18446744073709551616"), ("max_tokens", "-1e40"), ("top_k", "1e308")] {
+        let body = format!(r#"{{"messages": [{{"role": "user", "content": "hi"}}], "{field}": {value}}}"#);
+        let error = submit(&body).unwrap_err();
+        assert_eq!((error.status(), error.param.as_deref()), (400, Some(field)), "{error}");
+        assert!(error.message.contains("must be between") && error.message.contains("beyond 64 bits"), "{error}");
     }
 }
 
