@@ -8,7 +8,8 @@ again.
 A node that somebody holds keeps its page, and so do those above it: `holders` counts direct holds and held children,
 so holding and releasing touch only the part of the path whose state changes. Pages that nobody holds are *idle*; they
 wait in the order in which they were released, children before their parents, so the first is always a leaf and the
-least recently used. Looks up in O(pages of the prompt), holds O(1) memory a page.
+least recently used. Looks up in O(pages of the prompt), many at a time where the tree does not part, and holds O(1)
+memory a page.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import OrderedDict
-from struct import iter_unpack
 from typing import TYPE_CHECKING
 
 from baleen_worker.cache.events import CacheEvent, EventLog, page_hash, root_hash
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 PAGE_SIZE_TOKENS = 64
 _KEY_BYTES = 4 * PAGE_SIZE_TOKENS
-_KEY_FORMAT = f"{_KEY_BYTES}s"
+# Pages that a look-up passes at once where a prompt goes on as one before it did.
+_RUN_PAGES = 16
+_RUN_BYTES = _RUN_PAGES * _KEY_BYTES
 
 
 def page_keys(token_ids: Sequence[int]) -> bytes:
@@ -45,13 +47,16 @@ class PrefixNode:
     """One page and its place. Of a root, `parent` is None and `page` means nothing.
 
     Most pages are followed by one other: that one is kept without a table, which saves the look-up's hash and most of
-    the node's memory.
+    the node's memory. `depth` counts pages up to this one; where it is a multiple of _RUN_PAGES, `run` is the first
+    such number of pages that came to follow, for as long as they are there.
     """
 
-    __slots__ = ("digest", "hash", "holders", "key", "only_child", "page", "parent", "table")
+    __slots__ = ("depth", "digest", "hash", "holders", "key", "only_child", "page", "parent", "run", "table")
 
     def __init__(self, parent: PrefixNode | None, key: bytes, page: int, hashed: int) -> None:
         self.parent = parent
+        self.depth = 0 if parent is None else parent.depth + 1
+        self.run: Run | None = None
         self.key = key
         self.page = page
         self.hash = hashed
@@ -94,6 +99,16 @@ class PrefixNode:
             self.table = None
 
 
+class Run:
+    """Consecutive pages: their tokens end to end, and their nodes."""
+
+    __slots__ = ("key", "nodes")
+
+    def __init__(self, nodes: list[PrefixNode]) -> None:
+        self.key = b"".join([node.key for node in nodes])
+        self.nodes = nodes
+
+
 class PrefixCache:
     """The tree over one pool. Every page in it is granted by the pool and goes back there when it is evicted."""
 
@@ -126,17 +141,20 @@ class PrefixCache:
         path: list[PrefixNode] = []
         if node is None:
             return path
-        append = path.append
-        end = min(len(keys) // _KEY_BYTES, max_pages) * _KEY_BYTES
-        for (key,) in iter_unpack(_KEY_FORMAT, memoryview(keys)[:end]):
-            child = node.only_child
-            if child is not None:
-                if child.key != key:
-                    break
-            elif node.table is None or (child := node.table.get(key)) is None:
+        start, end = 0, min(len(keys) // _KEY_BYTES, max_pages) * _KEY_BYTES
+        while start < end:
+            run = node.run
+            if run is not None and start + _RUN_BYTES <= end and keys[start : start + _RUN_BYTES] == run.key:
+                path += run.nodes
+                node = run.nodes[-1]
+                start += _RUN_BYTES
+                continue
+            child = node.child(keys[start : start + _KEY_BYTES])
+            if child is None:
                 break
-            append(child)
+            path.append(child)
             node = child
+            start += _KEY_BYTES
         return path
 
     def root(self, salt: str) -> PrefixNode:
@@ -198,6 +216,8 @@ class PrefixCache:
             hashed = page_hash(node.hash, key)
             child = PrefixNode(node, key, page, hashed)
             node.add(child)
+            if child.depth % _RUN_PAGES == 0:
+                _note_run(child)
             child.holders = 1  # the hold of its parent goes on as that of a held child
             self._num_pages += 1
             self._log.stored(hashed, _name_of(node), key)
@@ -245,11 +265,16 @@ class PrefixCache:
     def check(self, num_held: dict[PrefixNode, int]) -> list[int]:
         """Asserts that holds, idle pages and links are right, given who holds how often; returns all pages."""
         nodes = [*self.nodes(), *self._roots.values()]
+        present = set(nodes)
         for node in nodes:
             children = list(node.children())
             held_children = sum(child.holders > 0 for child in children)
             assert node.holders == num_held.get(node, 0) + held_children, "the holds on a page do not add up"
             assert all(child.parent is node for child in children), "a page hangs below another than it says"
+            if node.run is not None:
+                assert _nodes_of_run(node.run.nodes[-1]) == (node, node.run.nodes), "a run is not what follows its page"
+                assert node.run.key == b"".join(n.key for n in node.run.nodes), "a run has other tokens than its pages"
+                assert all(child in present for child in node.run.nodes), "a run leads to pages that are gone"
             if node.parent is None:
                 assert node.holders or children, "a root is kept for nothing"
             else:
@@ -271,6 +296,8 @@ class PrefixCache:
         if self.host is not None and self.host.policy is WritePolicy.WRITE_BACK:
             self._copy_out(node, self.host)
         parent.remove(node)
+        if node.depth % _RUN_PAGES == 0:
+            _forget_run(node)
         self._num_pages -= 1
         self._log.removed(node.hash)
         if parent.parent is None:
@@ -284,6 +311,31 @@ class PrefixCache:
     def _forget_root_if_bare(self, root: PrefixNode) -> None:
         if not root.holders and root.only_child is None and root.table is None:
             del self._roots[root.key.decode()]
+
+
+def _nodes_of_run(last: PrefixNode) -> tuple[PrefixNode, list[PrefixNode]]:
+    """The node before the run that ends with this one, and the run's nodes."""
+    nodes: list[PrefixNode] = []
+    node = last
+    for _ in range(_RUN_PAGES):
+        nodes.append(node)
+        assert node.parent is not None, "a page lies less deep than it says"
+        node = node.parent
+    return node, nodes[::-1]
+
+
+def _note_run(last: PrefixNode) -> None:
+    """The last page of a run has come."""
+    before, nodes = _nodes_of_run(last)
+    if before.run is None:
+        before.run = Run(nodes)
+
+
+def _forget_run(last: PrefixNode) -> None:
+    """The last page of a run goes."""
+    before, _ = _nodes_of_run(last)
+    if before.run is not None and before.run.nodes[-1] is last:
+        before.run = None
 
 
 def _name_of(node: PrefixNode) -> int | None:

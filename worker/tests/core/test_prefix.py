@@ -8,6 +8,8 @@ import pytest
 from baleen_worker.cache.events import PagesCleared, PagesRemoved, PagesStored
 from baleen_worker.cache.pages import PagePool
 from baleen_worker.cache.prefix import PrefixCache, PrefixNode, page_keys
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 SIZE = 64
 
@@ -42,6 +44,32 @@ class Shelf:
     def check(self, *held: PrefixNode) -> None:
         counts = {node: held.count(node) for node in held}
         self.pages.check(self.cache.check(counts))
+
+
+@settings(max_examples=6)
+@given(seed=st.integers(0, 2**32))
+def test_long_prompts_that_part_anywhere_are_found_as_by_comparing_them(seed: int) -> None:
+    """Prompts of up to 60 pages, each as an earlier one up to a page and then otherwise, while others are evicted."""
+    draw = random.Random(seed)
+    shelf = Shelf(num_pages=400)
+    pages_of = [tuple(draw.randrange(10**6) for _ in range(60))]  # a page's tokens are its number, 64 times
+    stored: set[tuple[int, ...]] = set()  # every path of pages in the tree
+    for step in range(40):
+        base = draw.choice(pages_of)
+        fork = draw.choice([0, 1, 15, 16, 17, 31, 32, 33, draw.randrange(61)])
+        pages = (*base[:fork], *(draw.randrange(10**6) for _ in range(60 - fork)))[: draw.randrange(1, 61)]
+        found = shelf.find([number for number in pages for _ in range(SIZE)])
+        assert found == max((n for n in range(1, len(pages) + 1) if pages[:n] in stored), default=0), f"step {step}"
+        if shelf.pages.num_free < 60:
+            shelf.cache.evict(draw.randrange(shelf.cache.num_idle + 1))
+            shelf.check()
+            stored = {path for path in stored if shelf.find([n for n in path for _ in range(SIZE)]) == len(path)}
+            assert len(stored) == shelf.cache.num_pages
+            continue
+        shelf.cache.release(shelf.store([number for number in pages for _ in range(SIZE)]))
+        shelf.check()
+        pages_of.append((*pages, *(draw.randrange(10**6) for _ in range(60 - len(pages)))))
+        stored |= {pages[:n] for n in range(1, len(pages) + 1)}
 
 
 def test_what_was_stored_is_found_up_to_the_first_page_that_differs() -> None:
