@@ -6,6 +6,7 @@ stops, fails, fills a page or was displaced meanwhile is looked at by itself, an
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,8 +62,9 @@ class Committer:
         columns.land_token(landed)
         slots, token_ids = rows.slots, _one_each(output, len(rows))
         usual = columns.decodes & landed
-        is_usual = usual[slots] & (token_ids >= 0)
-        if not is_usual.all():
+        certain = isinstance(output.token_ids, OneTokenEach) and not output.errors
+        if not certain or np.count_nonzero(usual) < len(slots):
+            is_usual = usual[slots] & (token_ids >= 0)
             for index in (~is_usual).nonzero()[0].tolist():
                 usual[slots[index]] = False
                 self._land(columns.at(slots[index]), rows.row(index), index, output, outputs)
@@ -70,21 +72,23 @@ class Committer:
         columns.append(slots, token_ids, usual)
         self.num_generated_tokens += len(slots)
         num_computed = columns.num_tokens - 1  # the last token's keys are not in the pages yet
-        for slot in (usual & (num_computed % self._page_size == 0)).nonzero()[0].tolist():
-            self._fill_page(columns.at(slot), int(num_computed[slot]))
+        full = (usual & (num_computed % self._page_size == 0)).nonzero()[0]
+        if len(full):
+            self._fill_pages(full, num_computed[full])
         ends = columns.may_stop(token_ids)
         ends |= (columns.num_tokens >= columns.max_len)[slots]
-        if ends.any():
+        if np.count_nonzero(ends):
             goes_on = self._end(slots, token_ids, ends, outputs)
             slots, token_ids = slots[goes_on], token_ids[goes_on]
         if not len(slots):
             return None
-        return TokenNews(columns.stream[slots], columns.key[slots], token_ids, columns.num_cached[slots])
+        return TokenNews(columns.audience(slots), token_ids)
 
-    def _fill_page(self, sequence: Sequence, num_computed: int) -> None:
-        sequence.settle()
-        if sequence.node is not None:
-            self._residency.attach(sequence, num_computed)
+    def _fill_pages(self, slots: Ints, num_computed: Ints) -> None:
+        """Each of the slots has just filled a page."""
+        self._columns.settle(slots)
+        for slot, end in zip(slots.tolist(), num_computed.tolist(), strict=True):
+            self._residency.attach(self._columns.at(slot), end)
 
     def _end(self, slots: Ints, token_ids: Ints, ends: Bools, outputs: list[Output]) -> Bools:
         """Ends the requests whose token is one of their own stop ids, or their last; returns which rows go on."""
@@ -173,11 +177,11 @@ def _one_each(output: StepOutput, count: int) -> Ints:
     if isinstance(by_row, OneTokenEach):
         column = by_row.column[:count]
     else:
-        column = np.fromiter((row[0] if len(row) == 1 else -1 for row in by_row[:count]), np.int64, count)
-    failures = [index for index in output.errors if index < count]
-    if failures:
+        rows = itertools.islice(by_row, count)
+        column = np.fromiter((row[0] if len(row) == 1 else -1 for row in rows), np.int64, count)
+    if output.errors:
         column = column.copy()
-        column[failures] = -1
+        column[[index for index in output.errors if index < count]] = -1
     return column
 
 

@@ -54,23 +54,26 @@ class Draft:
             columns.plan_token(plain)
             self.rows = PlannedRows(self.decodes, self.others)
             self.budget -= len(slots)
-        for slot in (ready & ~columns.is_plain).nonzero()[0].tolist():
-            self._add_decode(columns.at(slot))
+        if len(slots) < np.count_nonzero(ready):
+            for slot in (ready & ~plain).nonzero()[0].tolist():
+                self._add_decode(columns.at(slot))
 
     def _take_columns(self, slots: Ints) -> DecodeColumns:
         columns = self._columns
         starts = columns.num_planned[slots]
         bound, num_pages = columns.num_bound[slots], columns.num_pages[slots]
         new_pages: dict[int, list[int]] = {}
-        for place in (bound != num_pages).nonzero()[0].tolist():
-            slot = int(slots[place])
-            new_pages[place] = columns.at(slot).pages[bound[place] :]
-            columns.num_bound[slot] = num_pages[place]
+        grown = (bound != num_pages).nonzero()[0]
+        if len(grown):
+            grown_slots = slots[grown]
+            columns.num_bound[grown_slots] = num_pages[grown]
+            for place, slot, first in zip(grown.tolist(), grown_slots.tolist(), bound[grown].tolist(), strict=True):
+                new_pages[place] = columns.at(slot).pages[first:]
         return DecodeColumns(
             slots=slots,
             starts=starts,
             token_ids=np.where(columns.num_pending[slots], -1, columns.last_token[slots]),
-            output_indices=starts + 1 - columns.num_prompt[slots],
+            output_indices=starts - columns.last_prompt[slots],
             first_new_page=bound,
             new_pages=new_pages,
         )

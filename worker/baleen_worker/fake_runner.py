@@ -282,7 +282,8 @@ class _FakeStep:
         self._ready_s = ready_s
 
     def collect(self) -> StepOutput:
-        return self._runner.execute(self._plan, self._bound, self._ready_s)
+        bound, self._bound = self._bound, ()
+        return self._runner.execute(self._plan, bound, self._ready_s)
 
 
 def _mix(state: int, token_id: int) -> int:

@@ -17,7 +17,7 @@ from baleen_worker.request import Request, RequestId
 from baleen_worker.step import TokenLogprobs
 
 if TYPE_CHECKING:
-    from baleen_worker.news import News, TokenNews  # which imports numpy, and the head can do without
+    from baleen_worker.news import Listeners, News  # which imports numpy, and the head can do without
 
 # --- head to rank -----------------------------------------------------------------------------------------------------
 
@@ -134,14 +134,13 @@ class StreamColumns(msgspec.Struct, array_like=True, gc=False):
         self.finish_reasons.append(output.finish_reason or 0)
         self.cached_tokens.append(output.cached_tokens)
 
-    def extend(self, tokens: TokenNews) -> None:
-        """Rows of requests of this stream that each got one token and go on."""
-        count = len(tokens.keys)
-        self.keys.frombytes(tokens.keys.tobytes())
-        self.token_counts += array("H", [1]) * count
-        self.token_ids.frombytes(tokens.token_ids.astype("I").tobytes())
-        self.finish_reasons.frombytes(bytes(count))
-        self.cached_tokens.frombytes(tokens.cached_tokens.astype("I").tobytes())
+    def extend(self, listeners: Listeners, token_ids: bytes) -> None:
+        """Rows of requests of this stream that each got one token, an uint32 of `token_ids`, and go on."""
+        self.keys.frombytes(listeners.keys)
+        self.token_counts += array("H", [1]) * listeners.count
+        self.token_ids.frombytes(token_ids)
+        self.finish_reasons.frombytes(bytes(listeners.count))
+        self.cached_tokens.frombytes(listeners.cached_tokens)
 
 
 class StepDone(msgspec.Struct, frozen=True, array_like=True, tag="step"):
@@ -185,6 +184,9 @@ def to_columns(news: News) -> list[StreamColumns]:
             by_stream[stream] = StreamColumns(stream)
         by_stream[stream].append(output)
     if news.tokens is not None:
-        for stream, tokens in news.tokens.by_stream():
-            by_stream.setdefault(stream, StreamColumns(stream)).extend(tokens)
+        token_ids = news.tokens.token_ids.astype("I")
+        for listeners in news.tokens.audience.by_stream():
+            stream, places = listeners.stream, listeners.places
+            own = token_ids if places is None else token_ids[places]
+            by_stream.setdefault(stream, StreamColumns(stream)).extend(listeners, own.tobytes())
     return list(by_stream.values())

@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 import torch
 
 from baleen_worker.batch import Batch, LastTokens, PageTables, make_batch
@@ -97,6 +98,7 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> _ModelStep:
         """See `Runner`."""
+        plan = msgspec.structs.replace(plan, rows=list(plan.rows))
         for admission in plan.admissions:
             self._logit_state.admit(admission)
         self._tables.extend(plan.rows)

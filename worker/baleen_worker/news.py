@@ -18,27 +18,60 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenNews:
-    """Requests that each got one token and go on: of which stream, under which key, what, and how much was cached."""
+class Listeners:
+    """Requests of one stream. `places`: where their tokens are among those of a step; None: these are all, in order.
 
-    streams: Ints
-    keys: NDArray[np.uint64]
-    token_ids: Ints
-    cached_tokens: Ints
+    `keys` and `cached_tokens` hold one uint64 and one uint32 for each, as bytes.
+    """
 
-    def by_stream(self) -> Iterator[tuple[int, TokenNews]]:
+    stream: int
+    count: int
+    places: Ints | None
+    keys: bytes
+    cached_tokens: bytes
+
+
+class Audience:
+    """Requests that hear of a token each: of which stream, under which key, and how much of the prompt was cached.
+
+    Steady decodes speak to the same ones step after step, so how they part into streams is worked out once.
+    """
+
+    __slots__ = ("_listeners", "cached_tokens", "keys", "streams")
+
+    def __init__(self, streams: Ints, keys: NDArray[np.uint64], cached_tokens: Ints) -> None:
+        self.streams = streams
+        self.keys = keys
+        self.cached_tokens = cached_tokens
+        self._listeners: list[Listeners] | None = None
+
+    def by_stream(self) -> list[Listeners]:
         """Each stream's part, in the same order."""
-        first = int(self.streams[0])
-        if (self.streams == first).all():
-            yield first, self
-            return
-        for stream in np.unique(self.streams).tolist():
-            own = np.flatnonzero(self.streams == stream)
-            yield stream, TokenNews(self.streams[own], self.keys[own], self.token_ids[own], self.cached_tokens[own])
+        if self._listeners is None:
+            streams = np.unique(self.streams).tolist()
+            alone = len(streams) == 1
+            self._listeners = [
+                self._part(stream, None if alone else np.flatnonzero(self.streams == stream)) for stream in streams
+            ]
+        return self._listeners
+
+    def _part(self, stream: int, places: Ints | None) -> Listeners:
+        every = slice(None) if places is None else places
+        keys, cached_tokens = self.keys[every], self.cached_tokens[every]
+        return Listeners(stream, len(keys), places, keys.tobytes(), cached_tokens.astype(np.uint32).tobytes())
+
+
+@dataclass(frozen=True, slots=True)
+class TokenNews:
+    """Requests that each got one token and go on."""
+
+    audience: Audience
+    token_ids: Ints
 
     def outputs(self) -> Iterator[Output]:
         """The same, one by one."""
-        columns = [c.tolist() for c in (self.streams, self.keys, self.token_ids, self.cached_tokens)]
+        told = self.audience
+        columns = [column.tolist() for column in (told.streams, told.keys, self.token_ids, told.cached_tokens)]
         for stream, key, token_id, cached_tokens in zip(*columns, strict=True):
             yield Output((stream, key), [token_id], cached_tokens=cached_tokens)
 

@@ -73,14 +73,14 @@ class Planner:
         if self._residency.num_available < roster.num_decoding:
             self._make_room()
         # The last token is never computed, and one that depends on the host must have reached it.
-        ready = columns.decodes & (columns.num_planned + 1 < columns.max_len)
+        ready = columns.decodes & (columns.num_planned < columns.last)
         if roster.num_host_dependent:
             for slot in ready.nonzero()[0].tolist():
                 ready[slot] = not columns.at(slot).awaits_host
         if roster.num_decoding > max_rows:
             self._take_turns(ready, max_rows)
-        full = (ready & self._lacks_page()).nonzero()[0].tolist()
-        if full:
+        full = (ready & self._lacks_page()).nonzero()[0]
+        if len(full):
             ready[self._residency.grow_each(full)] = False
         draft.add_decodes(ready)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from baleen_worker.cache.pages import PagePool
     from baleen_worker.cache.prefix import PrefixCache, PrefixNode
+    from baleen_worker.slots import Ints
 
 _KEY_BYTES_PER_TOKEN = 4
 
@@ -129,10 +130,10 @@ class Residency:
         self.columns.num_pages[sequence.slot] += 1
         return True
 
-    def grow_each(self, slots: list[int]) -> list[int]:
+    def grow_each(self, slots: Ints) -> Ints:
         """Grants one more page to each of the slots, as far as pages can be had; returns the slots that got none."""
         pages = self._take(min(len(slots), self.num_available))
-        for slot, page in zip(slots, pages, strict=False):
+        for slot, page in zip(slots.tolist(), pages, strict=False):
             self.columns.at(slot).pages.append(page)
         self.columns.num_pages[slots[: len(pages)]] += 1
         return slots[len(pages) :]
@@ -142,17 +143,20 @@ class Residency:
         cache, node = self._cache, sequence.node
         if cache is None or node is None:
             return
-        size = self._page_size
-        for place in range(sequence.num_attached, num_computed // size):
+        size, pages, keys = self._page_size, sequence.pages, sequence.keys
+        num_full = num_computed // size
+        for place in range(sequence.num_attached, num_full):
             first = place * size
-            start, end = first * _KEY_BYTES_PER_TOKEN, (first + size) * _KEY_BYTES_PER_TOKEN
-            known = end <= len(sequence.keys)
-            key = sequence.keys[start:end] if known else page_keys(sequence.token_ids[first : first + size])
-            page = sequence.pages[place]
+            end = (first + size) * _KEY_BYTES_PER_TOKEN
+            if end <= len(keys):
+                key = keys[first * _KEY_BYTES_PER_TOKEN : end]
+            else:
+                key = page_keys(sequence.token_ids[first : first + size])
+            page = pages[place]
             node = cache.extend(node, key, page)
             if node.page != page:
                 sequence.duplicates.append(page)
-            sequence.num_attached = place + 1
+        sequence.num_attached = max(sequence.num_attached, num_full)
         sequence.node = node
 
     # --- leaving --------------------------------------------------------------------------------------------------

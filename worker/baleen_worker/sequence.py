@@ -134,10 +134,14 @@ class Sequence:
         """Their number."""
         return len(self._token_ids) if self._columns is None else int(self._columns.num_tokens[self.slot])
 
+    def extend(self, token_bytes: bytes) -> None:
+        """Tokens that the columns have counted already, as uint32."""
+        self._token_ids.frombytes(token_bytes)
+
     def settle(self) -> None:
         """Takes its latest tokens over from the columns."""
         if self._columns is not None and self._columns.num_recent[self.slot]:
-            self._token_ids.frombytes(self._columns.take_recent(self.slot))
+            self.extend(self._columns.take_recent(self.slot))
 
     def append(self, token_id: int) -> None:
         """One more token is known."""

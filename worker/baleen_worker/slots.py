@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from baleen_worker.news import Audience
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -39,9 +41,10 @@ class SlotColumns:
         self.stream: Ints = np.zeros(num_slots, np.int64)
         self.key: NDArray[np.uint64] = np.zeros(num_slots, np.uint64)
         self.priority: Ints = np.zeros(num_slots, np.int64)
-        self.num_prompt: Ints = np.zeros(num_slots, np.int64)
+        self.last_prompt: Ints = np.zeros(num_slots, np.int64)  # the position of the last prompt token
         self.num_cached: Ints = np.zeros(num_slots, np.int64)
         self.max_len: Ints = np.zeros(num_slots, np.int64)
+        self.last: Ints = np.zeros(num_slots, np.int64)  # the position of the last token it may have
         self.num_pages: Ints = np.zeros(num_slots, np.int64)
         self.num_bound: Ints = np.zeros(num_slots, np.int64)
         # What steps move on, see `Sequence`: rows of one array, so that what moves together is moved at once.
@@ -51,6 +54,7 @@ class SlotColumns:
         self.last_token: Ints = np.zeros(num_slots, np.int64)
         self.recent: NDArray[np.uint32] = np.zeros((num_slots, page_size), np.uint32)
         self._stops = StopTable()
+        self._audience: tuple[bytes, Audience] | None = None
 
     def seat(self, slot: int, sequence: Sequence) -> None:
         """The sequence runs from now on; all that is counted of it starts at zero."""
@@ -59,14 +63,16 @@ class SlotColumns:
         self.is_plain[slot] = sequence.is_plain
         self.stream[slot], self.key[slot] = sequence.id
         self.priority[slot] = sequence.request.priority
-        self.num_prompt[slot] = sequence.num_prompt
+        self.last_prompt[slot] = sequence.num_prompt - 1
         self.num_cached[slot] = sequence.num_cached or 0
         self.max_len[slot] = sequence.max_len
+        self.last[slot] = sequence.max_len - 1
         self.num_tokens[slot] = sequence.num_tokens
         for column in (self.num_planned, self.num_pending, self.num_in_flight, self.num_pages, self.num_bound):
             column[slot] = 0
         self.num_recent[slot] = 0
         self._stops.add(sequence.stop_ids)
+        self._audience = None
 
     def clear(self, slot: int) -> None:
         """The slot is nobody's."""
@@ -96,11 +102,27 @@ class SlotColumns:
         self.last_token[slots] = token_ids
         self._growing += is_one
 
+    def settle(self, slots: Ints) -> None:
+        """Hands what is in `recent` of these slots over to their sequences."""
+        width = self.recent.itemsize * self.recent.shape[1]
+        tokens = self.recent[slots].tobytes()
+        lengths = (self.num_recent[slots] * self.recent.itemsize).tolist()
+        self.num_recent[slots] = 0
+        for place, (slot, length) in enumerate(zip(slots.tolist(), lengths, strict=True)):
+            self.at(slot).extend(tokens[place * width : place * width + length])
+
     def take_recent(self, slot: int) -> bytes:
         """Empties the slot's `recent`; returns what was in it, as uint32."""
         tokens = self.recent[slot, : self.num_recent[slot]].tobytes()
         self.num_recent[slot] = 0
         return tokens
+
+    def audience(self, slots: Ints) -> Audience:
+        """Whose slots these are, as their clients know them. The same object while the same slots are asked for."""
+        name = slots.tobytes()
+        if self._audience is None or self._audience[0] != name:
+            self._audience = name, Audience(self.stream[slots], self.key[slots], self.num_cached[slots])
+        return self._audience[1]
 
     def may_stop(self, token_ids: Ints) -> Bools:
         """Which tokens end the answer of some resident sequence, though perhaps not of the one that said it."""

@@ -52,12 +52,14 @@ class DecodeColumns:
             from_device=token_id < 0,
         )
 
-    def rows(self) -> list[PlannedRow]:
+    def rows(self) -> Iterator[PlannedRow]:
         """All of them."""
         columns = (self.slots, self.starts, self.token_ids, self.first_new_page, self.output_indices)
         new_pages = self.new_pages
-        return [
-            PlannedRow(
+        for index, (slot, start, token_id, first_new_page, output_index) in enumerate(
+            zip(*(column.tolist() for column in columns), strict=True)
+        ):
+            yield PlannedRow(
                 slot,
                 start,
                 () if token_id < 0 else [token_id],
@@ -67,21 +69,20 @@ class DecodeColumns:
                 output_index,
                 from_device=token_id < 0,
             )
-            for index, (slot, start, token_id, first_new_page, output_index) in enumerate(
-                zip(*(column.tolist() for column in columns), strict=True)
-            )
-        ]
 
 
 class PlannedRows(collections.abc.Sequence[PlannedRow]):
-    """Rows of a plan: those in columns first, then the others."""
+    """Rows of a plan: those in columns first, then the others.
 
-    __slots__ = ("_all", "decodes", "others")
+    Rows are made anew each time they are asked for, so that whoever wants thousands of them pays for them, not whoever
+    drops the plan: who reads them more than once makes a list.
+    """
+
+    __slots__ = ("decodes", "others")
 
     def __init__(self, decodes: DecodeColumns, others: Sequence[PlannedRow]) -> None:
         self.decodes = decodes
         self.others = others
-        self._all: list[PlannedRow] | None = None
 
     def __len__(self) -> int:
         return len(self.decodes) + len(self.others)
@@ -91,18 +92,15 @@ class PlannedRows(collections.abc.Sequence[PlannedRow]):
     @overload
     def __getitem__(self, index: slice) -> list[PlannedRow]: ...
     def __getitem__(self, index: int | slice) -> PlannedRow | list[PlannedRow]:
-        if self._all is None and isinstance(index, int) and 0 <= index < len(self):
-            num_decodes = len(self.decodes)
-            return self.decodes.row(index) if index < num_decodes else self.others[index - num_decodes]
-        return self._rows()[index]
+        if isinstance(index, slice):
+            return list(self)[index]
+        place = range(len(self))[index]
+        num_decodes = len(self.decodes)
+        return self.decodes.row(place) if place < num_decodes else self.others[place - num_decodes]
 
     def __iter__(self) -> Iterator[PlannedRow]:
-        return iter(self._rows())
-
-    def _rows(self) -> list[PlannedRow]:
-        if self._all is None:
-            self._all = [*self.decodes.rows(), *self.others]
-        return self._all
+        yield from self.decodes.rows()
+        yield from self.others
 
 
 class OneTokenEach(collections.abc.Sequence[list[int]]):

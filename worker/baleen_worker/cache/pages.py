@@ -55,7 +55,9 @@ class PagePool:
     def alloc(self, count: int) -> list[int]:
         """Grants `count` pages."""
         assert 0 <= count <= len(self._free), f"{count} pages asked of {len(self._free)} free ones"
-        pages = [self._free.pop() for _ in range(count)]
+        first = len(self._free) - count
+        pages = self._free[first:]
+        del self._free[first:]
         for page in pages:
             self._states[page] = _USED
         return pages

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 from baleen_worker.messages import StreamColumns, to_columns
-from baleen_worker.news import News, TokenNews
+from baleen_worker.news import Audience, News, TokenNews
 from baleen_worker.output import Output
 from baleen_worker.packed import pack, unpack
 from baleen_worker.request import FinishReason
@@ -46,12 +46,8 @@ def test_one_token_each_reads_as_lists() -> None:
 
 
 def test_news_of_several_streams_reach_each_in_order() -> None:
-    tokens = TokenNews(
-        streams=np.array([2, 1, 2]),
-        keys=np.array([10, 2**64 - 1, 11], np.uint64),
-        token_ids=np.array([100, 2**31, 102]),
-        cached_tokens=np.array([0, 64, 0]),
-    )
+    audience = Audience(np.array([2, 1, 2]), np.array([10, 2**64 - 1, 11], np.uint64), np.array([0, 64, 0]))
+    tokens = TokenNews(audience, np.array([100, 2**31, 102]))
     news = News([Output((2, 9), [1, 2], FinishReason.STOP, cached_tokens=3)])
     news.follow(News([], tokens))
     by_stream = {columns.stream: columns for columns in to_columns(news)}
@@ -70,7 +66,7 @@ def test_tokens_of_two_steps_in_one_turn_keep_their_order() -> None:
     def tokens(*token_ids: int) -> TokenNews:
         count = len(token_ids)
         zeros = np.zeros(count, np.int64)
-        return TokenNews(zeros + 1, np.arange(count, dtype=np.uint64), np.array(token_ids), zeros)
+        return TokenNews(Audience(zeros + 1, np.arange(count, dtype=np.uint64), zeros), np.array(token_ids))
 
     news = News()
     for step in (News([], tokens(5, 6)), News([Output((1, 0), [7], FinishReason.LENGTH)], None)):
