@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xgrammar
 
+from baleen_worker.grammar.utf8 import Utf8Rules
 from baleen_worker.vocabulary import read_control_tokens, read_token_bytes
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Backend:
     def __init__(self, model_dir: Path, vocab_size: int, num_threads: int) -> None:
         """Reads the model's tokenizer; raises ValueError when it is not understood."""
         token_bytes = read_token_bytes(model_dir, vocab_size)
+        self._utf8 = Utf8Rules(token_bytes, -(-vocab_size // 32))
         for token_id in read_control_tokens(model_dir).values():
             if token_id < vocab_size:
                 token_bytes[token_id] = _CONTROL % token_id
@@ -80,19 +82,24 @@ class Backend:
 
     def match(self, grammar: xgrammar.CompiledGrammar, stop_ids: Sequence[int]) -> Matcher:
         """A matcher at the grammar's beginning, which may be left by the stop tokens alone."""
-        return Matcher(grammar, stop_ids, self.vocab_size)
+        return Matcher(grammar, stop_ids, self.vocab_size, self._utf8)
 
 
 class Matcher:
     """Where one answer is in its grammar."""
 
-    def __init__(self, grammar: xgrammar.CompiledGrammar, stop_ids: Sequence[int], vocab_size: int) -> None:
+    def __init__(
+        self, grammar: xgrammar.CompiledGrammar, stop_ids: Sequence[int], vocab_size: int, utf8: Utf8Rules
+    ) -> None:
         self._matcher = xgrammar.GrammarMatcher(grammar, override_stop_tokens=list(stop_ids))
         self._num_words = -(-vocab_size // 32)
         self._clear_placeholder = _PLACEHOLDER_STOP_ID not in stop_ids
+        self._utf8 = utf8
+        self._last_byte = 0
 
     def accept(self, token_id: int) -> bool:
         """Moves past a token; False when the grammar does not allow it here."""
+        self._last_byte = self._utf8.last_byte(token_id)
         return self._matcher.accept_token(token_id)
 
     def allowed(self) -> NDArray[np.int32]:
@@ -103,6 +110,7 @@ class Matcher:
         self._matcher.fill_next_token_bitmask(bitmask)
         if self._clear_placeholder:  # within counted repetitions the library allows it, and then refuses it
             words[0, 0] &= ~(1 << _PLACEHOLDER_STOP_ID)
+        self._utf8.forbid(words[0], self._last_byte)
         return words[0]
 
 
