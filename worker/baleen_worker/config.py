@@ -44,7 +44,7 @@ class WorkerConfig:
     `chunked_prefill_size` is the token budget of one step, decodes included; -1 computes any prompt in one step.
     `context_length` only lowers the model's own. `model_overrides` is a JSON object of keys of config.json, or "".
     `logit_processors`: name and "module:attribute" of each plugin that requests may name.
-    `constraint_compile_ms`: how long a grammar may take; `constraint_cache_mib`: memory for compiled ones.
+    `constraint_compile_ms`: processor time that a grammar may take; `constraint_cache_mib`: memory for compiled ones.
     `arithmetic`: see `model_kernels`. `kernel_backends`: roles of kernels and the backends asked for them.
     `cuda_graph_max_bs`: rows that a decode graph may have; `cuda_graph_bs`: the sizes that are captured, () for ours.
     `uniform_routing`: experts are picked evenly, at random.

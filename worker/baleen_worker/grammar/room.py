@@ -187,7 +187,7 @@ class TriedCompiler:
     """xgrammar, after a trial in another process that may fail at no cost; see `trial.py`."""
 
     def __init__(self, model_dir: Path, vocab_size: int, *, limit_s: float, num_threads: int) -> None:
-        """`limit_s`: for a constraint in all; the trial may take half of it, the other half is for the repetition."""
+        """`limit_s`: processor time of a constraint; half of it is for the trial, the other half for the repetition."""
         from baleen_worker.grammar.trial import TrialServer
 
         self._limit_s = limit_s
@@ -201,8 +201,8 @@ class TriedCompiler:
         verdict = self._server.judge(constraint, self._limit_s / 2)
         if verdict is None:
             raise RefusedError(
-                f"it is too large to compile within {self._limit_s:g} s: ask for less depth, fewer alternatives or "
-                "smaller bounds"
+                f"it is too large to compile within {self._limit_s:g} s of processor time: ask for less depth, fewer "
+                "alternatives or smaller bounds"
             )
         if verdict.error is not None:
             raise RefusedError(verdict.error)

@@ -2,7 +2,8 @@
 
 A few lines of schema can keep a compiler busy for minutes, and nothing can stop a thread that is inside it. So every
 constraint is compiled twice: first in a child of this server, which dies at the limit, and only when that succeeded in
-the rank, where it then takes as long again. (The result itself is not sent: writing it down takes longer than making
+the rank, where it then takes as long again. The limit is one of processor time, so that a sound constraint is not
+refused because the machine is busy. (The result itself is not sent: writing it down takes longer than making
 it anew.) Started by `TrialServer` alone, as `-m baleen_worker.grammar.trial`.
 """
 
@@ -34,12 +35,14 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG = 1
 _EXTRA_MEMORY_BYTES = 1 << 30
 _READY_S = 120.0
+# Of a child that waits for a processor, or for nothing at all: it ends after so many times its limit.
+_MOST_WAITING = 30
 
 logger = logging.getLogger(__name__)
 
 
 class Trial(msgspec.Struct, frozen=True, array_like=True):
-    """What to compile, and within how much time."""
+    """What to compile, and within how much processor time."""
 
     constraint: Constraint
     limit_s: float
@@ -107,7 +110,8 @@ class TrialServer:
         process, path = self._running()
         answer = b""
         with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(TimeoutError, ConnectionError):
-            connection.settimeout(_READY_S + limit_s)  # a child always ends: this is for a server that starts or hangs
+            # A child always ends: this is for a server that starts or hangs.
+            connection.settimeout(_READY_S + _MOST_WAITING * limit_s)
             connection.connect(path)
             connection.sendall(msgspec.msgpack.encode(Trial(constraint, limit_s)))
             connection.shutdown(socket.SHUT_WR)
@@ -155,8 +159,10 @@ def _serve(connection: socket.socket, backend: Backend) -> None:
     status = 1
     with contextlib.suppress(OSError, MemoryError, msgspec.DecodeError):
         trial = msgspec.msgpack.decode(_read_all(connection), type=Trial)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, trial.limit_s)
+        for number in (signal.SIGPROF, signal.SIGALRM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, trial.limit_s)
+        signal.setitimer(signal.ITIMER_REAL, _MOST_WAITING * trial.limit_s)
         os.nice(5)
         memory = _virtual_bytes() + _EXTRA_MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
