@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from baleen_worker.cache.host import WritePolicy
+
 PAGE_SIZE = 64
 WHOLE = 4096
 
@@ -20,7 +22,9 @@ class Circumstances:
     """How the subjects of a run are computed.
 
     `chunk`: tokens a step may compute, in which prompts are cut. `prefix`: what the cache knows of a prompt: there is
-    no cache ("off"), nothing ("miss"), all of it ("hit"), or pages of it that end in its midst ("part").
+    no cache ("off"), nothing ("miss"), all of it ("hit"), pages of it that end in its midst ("part"), or all of it but
+    in host memory alone, where pages go when the device evicts them ("host-back") or as soon as they are full
+    ("host-through"); then the device evicts whatever nobody holds before every step.
     `neighbours`: requests that run beside each subject all the time. `displaced`: each subject loses its place to
     somebody more important after every step it took part in. `depth`: steps in flight, 2 being overlap.
     """
@@ -31,6 +35,11 @@ class Circumstances:
     displaced: bool = False
     depth: int = 1
 
+    @property
+    def write_policy(self) -> WritePolicy | None:
+        """Of the host tier, where there is one."""
+        return {"host-back": WritePolicy.WRITE_BACK, "host-through": WritePolicy.WRITE_THROUGH}.get(self.prefix)
+
     def __str__(self) -> str:
         parts = [f"chunk{self.chunk}", f"prefix-{self.prefix}", f"{self.neighbours}-neighbours"]
         return "-".join([*parts, *["displaced"] * self.displaced, *["overlap"] * (self.depth > 1)])
@@ -38,8 +47,8 @@ class Circumstances:
 
 FACTORS: dict[str, Sequence[Any]] = {
     "chunk": (64, 128, WHOLE),
-    "prefix": ("off", "miss", "hit", "part"),
-    "neighbours": (1, 4, 31),
+    "prefix": ("off", "miss", "hit", "part", "host-back", "host-through"),
+    "neighbours": (1, 4, 32),
     "displaced": (False, True),
     "depth": (1, 2),
 }

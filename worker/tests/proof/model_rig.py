@@ -1,8 +1,8 @@
 """Serves prompts on a real model through the real engine, under given circumstances, in pages that are poisoned.
 
-Every page is poisoned before the first request and again whenever it is given back, so whoever reads what nobody wrote
-for it, or what is nobody's any more, gets NaN. Neighbours run beside the subjects all the time; displacers, requests of
-a higher priority, take a subject's place after every step that it took part in.
+Every page is poisoned before the first request and again whenever it is given back, also when it goes to the host tier,
+so whoever reads what nobody wrote for it, or what is nobody's any more, gets NaN. Neighbours run beside the subjects
+all the time; displacers, requests of a higher priority, take a subject's place after every step that it took part in.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from baleen_worker.cache.host import HostTier
 from baleen_worker.cache.pages import PagePool
 from baleen_worker.cache.prefix import PrefixCache
 from baleen_worker.engine import Engine
@@ -72,9 +73,10 @@ class Service:
         self.runner = Watched(runner or built.runner, with_cache=how.prefix != "off")
         self.pages = PagePool(built.num_pages, on_free=built.poison)
         built.poison(range(1, built.num_pages))
-        cache = PrefixCache(self.pages) if how.prefix != "off" else None
+        self.host = None if how.write_policy is None else HostTier(built.num_host_pages, how.write_policy)
+        self.cache = PrefixCache(self.pages, host=self.host) if how.prefix != "off" else None
         limits = SchedulerLimits(how.neighbours + 1, how.chunk, 1000, preemption_threshold=0)
-        self.scheduler = Scheduler(limits, self.pages, cache)
+        self.scheduler = Scheduler(limits, self.pages, self.cache)
         self.lines = Lines()
         self.engine = Engine(self.scheduler, self.runner, self.lines, self.lines, depth=how.depth)
         self.answers: dict[tuple[int, int], Answer] = {}
@@ -82,7 +84,7 @@ class Service:
 
     def ask(self, prompt: Sequence[int], sampling: SamplingParams, *, told: Sequence[int] = ()) -> Answer:
         """One subject from its first step to its end, and what it was told. `told`: what an earlier attempt was."""
-        if self.how.prefix in ("hit", "part"):
+        if self.how.prefix not in ("off", "miss"):
             self._warm(prompt)
         self._keep_neighbours()
         assert sampling.seed < _OTHER_SEEDS
@@ -145,6 +147,8 @@ class Service:
             self._turn()
 
     def _turn(self) -> None:
+        if self.host is not None and self.cache is not None:
+            self.cache.evict(self.cache.num_idle)
         self.engine.turn()
         for step in self.lines.steps():
             for columns in step.streams:
