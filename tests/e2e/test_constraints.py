@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import jsonschema
 import pytest
-from harness.processes import Gateway
+from harness.processes import MICRO_MODEL, Gateway, free_port, worker_counters
+from harness.weather import WEATHER, tool
 
 # The first constraint of a worker waits until two processes have imported what compiles it.
 TIMEOUT_S = 250
-WEATHER = {
-    "type": "object",
-    "properties": {"town": {"enum": ["Oslo", "Bergen"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
-    "required": ["town", "days"],
-    "additionalProperties": False,
-}
-
-
-def tool(name: str, *, strict: bool = False) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": WEATHER, "strict": strict}}
 
 
 def ask(gateway: Gateway, **fields: Any) -> dict[str, Any]:
@@ -90,6 +84,50 @@ def test_every_tool_choice_gives_calls_that_parse(model_stack: Gateway, choice: 
     calls = check_calls(answer, {"forecast"} if choice == "named" else {"weather", "forecast"})
     assert calls or choice == "auto"
     assert parallel or len(calls) <= 1
+
+
+# Few pages for many requests: they make way for each other, and prompts that begin alike are cached.
+CROWDED = (
+    *("--max-total-tokens", "3072", "--max-running-requests", "16", "--schedule-conservativeness", "0.05"),
+    *("--chunked-prefill-size", "128", "--poison-freed-pages"),
+)
+
+
+@pytest.fixture(scope="module")
+def crowded_stack() -> Iterator[tuple[Gateway, int]]:
+    """A stack on the fake runner, and the port at which its worker tells its counters."""
+    port = free_port()
+    with Gateway("serve", str(MICRO_MODEL), "--runner", "fake", *CROWDED, "--metrics-port", str(port)) as gateway:
+        yield gateway.ready(), port
+
+
+def test_every_tool_choice_gives_calls_that_parse_while_requests_make_way(crowded_stack: tuple[Gateway, int]) -> None:
+    gateway, port = crowded_stack
+    tools = [tool("weather", strict=True), tool("forecast", strict=True)]
+    named = {"type": "function", "function": {"name": "forecast"}}
+    cases = list(itertools.product(("required", "named"), (True, False), range(6)))
+
+    def answer(choice: str, parallel: bool, seed: int) -> None:
+        found = ask(
+            gateway,
+            messages=[{"role": "user", "content": "Tell me of the weather in the north. " * 10 + str(seed)}],
+            tools=tools,
+            tool_choice=named if choice == "named" else choice,
+            parallel_tool_calls=parallel,
+            seed=seed,
+            max_tokens=600,
+        )
+        if found["finish_reason"] == "length" and parallel:
+            return  # the fake runner has no wish to end, and another call may always follow
+        calls = check_calls(found, {"forecast"} if choice == "named" else {"weather", "forecast"})
+        assert len(calls) == 1 or (parallel and calls)
+
+    with ThreadPoolExecutor(len(cases)) as pool:
+        for future in [pool.submit(answer, *case) for case in cases]:
+            future.result()
+    told = worker_counters(port)
+    assert told["baleen_worker_preemptions_total"] > 0
+    assert told["baleen_worker_cached_tokens_total"] > 0
 
 
 def test_a_schema_that_cannot_be_compiled_is_refused_with_the_cause(model_stack: Gateway) -> None:

@@ -7,6 +7,7 @@ Ports are chosen by the system and read back from the kernel, so that nothing he
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -205,6 +206,19 @@ class Worker(Process):
 def serve_arguments(runner: str, *more: str) -> list[str]:
     """Arguments that serve the micro model by its own computation ("model") or by the fake runner ("fake")."""
     return ["serve", str(MICRO_MODEL), "--runner", runner, *CAPACITY, *more]
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def worker_counters(port: int) -> dict[str, float]:
+    """What a worker tells of itself at its `--metrics-port`, by name."""
+    lines = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).raise_for_status().text.splitlines()
+    return {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -5,67 +5,17 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-from baleen_worker.cache.pages import PagePool
-from baleen_worker.cache.prefix import PrefixCache
-from baleen_worker.engine import Engine
-from baleen_worker.fake_runner import FakeRunner
-from baleen_worker.grammar.room import GrammarRoom
-from baleen_worker.messages import Abort, Submit
+from baleen_worker.messages import Abort
 from baleen_worker.output import RequestError
 from baleen_worker.request import Constraint, ErrorCode, FinishReason, Request, SamplingParams
-from baleen_worker.scheduler import Scheduler, SchedulerLimits
-from constrained_rig import EOS, VOCAB_SIZE, DirectCompiler, check_json, draw_schema, text_of
-from engine_rig import Lines
+from constrained_rig import EOS, Answers, check_json, draw_schema, make_request, schema_constraint, text_of
 
-NUM_PAGES = 513
 WAVE = 500  # requests at a time: no more may wait for their grammars than the room holds
 FREE = 10_000  # keys of requests without a constraint
 SHARED = [2, *range(100, 285)]  # ends shortly before a page does
-
-
-class Answers:
-    """An engine with a room, and what it has said to each key."""
-
-    def __init__(self, *, num_pages: int = NUM_PAGES, depth: int = 1) -> None:
-        self.lines = Lines()
-        runner = FakeRunner(num_pages, VOCAB_SIZE, avoid_ids=(EOS,))
-        pages = PagePool(num_pages, on_free=runner.poison)
-        # Grossly optimistic, so that few pages mean many preemptions.
-        limits = SchedulerLimits(32, 256, 5000, conservativeness=0.01)
-        self.scheduler = Scheduler(limits, pages, PrefixCache(pages))
-        self.room = GrammarRoom(DirectCompiler, cache_bytes=64 << 20)
-        self.engine = Engine(self.scheduler, runner, self.lines, self.lines, room=self.room, depth=depth)
-        self.tokens: dict[int, list[int]] = {}
-        self.ends: dict[int, FinishReason | RequestError] = {}
-
-    def ask(self, *requests: Request) -> None:
-        self.lines.commands.append(Submit(list(requests)))
-        self.tokens |= {request.id[1]: [] for request in requests}
-
-    def turn(self) -> None:
-        self.engine.turn()
-        for step in self.lines.steps():
-            for columns in step.streams:
-                start = 0
-                for key, count, reason in zip(columns.keys, columns.token_counts, columns.finish_reasons, strict=True):
-                    assert key not in self.ends
-                    self.tokens[key] += columns.token_ids[start : start + count]
-                    start += count
-                    if reason:
-                        self.ends[key] = FinishReason(reason)
-                self.ends |= dict(columns.errors)
-
-    def finish(self) -> None:
-        while len(self.ends) < len(self.tokens):
-            self.turn()
-            if not self.scheduler.idle or not len(self.room):
-                continue
-            self.room.wait(0.01)
-        assert self.scheduler.idle
 
 
 @pytest.fixture
@@ -73,17 +23,6 @@ def answers() -> Iterator[Answers]:
     answers = Answers()
     yield answers
     answers.room.close()
-
-
-def make_request(
-    key: int, constraint: Constraint | None, *, max_tokens: int = 400, prompt: Sequence[int] = (2,), **fields: Any
-) -> Request:
-    sampling = SamplingParams(max_tokens=max_tokens, seed=key, stop_token_ids=(EOS,), **fields)
-    return Request((1, key), [*prompt, 3 + key], sampling, constraint=constraint)
-
-
-def schema_constraint(schema: Any) -> Constraint:
-    return Constraint("json_schema", json.dumps(schema))
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.slow)])
