@@ -17,6 +17,7 @@ BENCHMARKS = (
     "cpu_serving",
     "engine_overhead",
     "prefix_cache",
+    "transfer",
     "grammar_mask",
     "gateway_cpu",
     "text_path",

@@ -75,12 +75,13 @@ class Admission:
         """Pages that can be had and that nobody is expected to grow into. May be negative."""
         if self._expected is None:
             columns = self._roster.columns
-            self._expected = self._growth.total((columns.max_len - columns.num_tokens)[columns.runs])
+            grows = columns.runs | columns.reserves
+            self._expected = self._growth.total((columns.max_len - columns.num_tokens)[grows])
         return self._residency.num_available - self._residency.pages_for(self._expected)
 
     def _fits(self, sequence: Sequence, found: Found, room: int) -> bool:
         needed = self._residency.num_new_pages(sequence, found)
-        if not self._roster.num_running:
+        if not self._roster.num_running and not self._roster.columns.reserves.any():
             return needed <= self._residency.num_available
         grows = self._growth.tokens(sequence.max_len - sequence.num_tokens)
         return needed + self._residency.pages_for(grows) <= room

@@ -13,13 +13,16 @@ from baleen_worker.config import WorkerConfig
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the head hands its rank. The last three are facts of the model that the fake runner needs as well."""
+    """What the head hands its rank. `vocab_size` and `eos_token_ids` are facts of the model that the fake runner needs
+    as well; `boot_epoch` is the worker's.
+    """
 
     worker: WorkerConfig
     socket_path: Path
     head_pid: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    boot_epoch: int = 0
 
     def encode(self) -> bytes:
         """One line of JSON."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from baleen_worker import kernel_flags, launch_flags, logit_processors
+from baleen_worker import disaggregation_flags, kernel_flags, launch_flags, logit_processors
 from baleen_worker.cache.host import WritePolicy
 from baleen_worker.cache.prefix import PAGE_SIZE_TOKENS
 from baleen_worker.config import (
@@ -89,6 +89,7 @@ def parse(arguments: Sequence[str]) -> LaunchConfig:
         cuda_graph_max_bs=values["cuda_graph_max_bs"],
         cuda_graph_bs=tuple(sorted(set(values["cuda_graph_bs"]))),
         uniform_routing=values["uniform_routing"],
+        disaggregation=disaggregation_flags.chosen(values),
     )
     head = HeadConfig(
         host=values["host"],
@@ -118,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_model(parser)
     _add_memory_and_schedule(parser)
     _add_prefix_cache(parser)
+    disaggregation_flags.add_to(parser)
     kernel_flags.add_to(parser)
     _add_sampling(parser)
     _add_tests(parser)

@@ -14,7 +14,7 @@ import numpy as np
 from baleen_worker.grammar.guide import GuideError
 from baleen_worker.news import News, TokenNews
 from baleen_worker.output import Output, failed
-from baleen_worker.request import ErrorCode, FinishReason
+from baleen_worker.request import ErrorCode, FinishReason, Role
 from baleen_worker.sequence import Sequence, State
 from baleen_worker.step_columns import DecodeColumns, OneTokenEach
 
@@ -115,6 +115,9 @@ class Committer:
             self._roster.finish(sequence)
             outputs.append(failed(sequence.id, ErrorCode.INTERNAL, output.errors[index]))
             return
+        if sequence.role is Role.PREFILL:
+            self._land_prefill_leg(sequence, row, index, output, outputs)
+            return
         told = self._commit_row(sequence, row, output.token_ids[index])
         if sequence.state is State.LEAVING:
             self._roster.landed(sequence)
@@ -126,16 +129,39 @@ class Committer:
             told.cached_tokens = sequence.num_cached or 0
             outputs.append(told)
 
+    def _land_prefill_leg(
+        self, sequence: Sequence, row: PlannedRow, index: int, output: StepOutput, outputs: list[Output]
+    ) -> None:
+        """What the row has computed is the other worker's to fetch and to tell."""
+        end = row.start + row.num_tokens
+        self._note_computed(sequence, row, end)
+        legs = self._roster.legs
+        if index in output.prompt_logprobs:
+            legs.score(sequence, row.start, output.prompt_logprobs[index])
+        if sequence.state is State.LEAVING:  # its pages go, and its token will be sampled again
+            self._roster.landed(sequence)
+            return
+        legs.offer(sequence, end, whole=row.sample)
+        if not row.sample:
+            return
+        token_ids = output.token_ids[index]
+        if not token_ids:
+            self._roster.finish(sequence)
+            outputs.append(failed(sequence.id, ErrorCode.INTERNAL, "the step sampled no token for this request"))
+            return
+        self._roster.hold(sequence)
+        legs.finish(sequence, token_ids[0], output.logprobs.get(index))
+
+    def first_token(self, sequence: Sequence, token_id: int) -> Output:
+        """A decode leg's pages have come, with the token that follows them."""
+        told = self._take_tokens(sequence, [token_id])
+        told.cached_tokens = sequence.num_cached or 0
+        return told
+
     def _commit_row(self, sequence: Sequence, row: PlannedRow, token_ids: list[int]) -> Output | None:
         """Appends a row's tokens up to the first that ends the request; None when there is nothing to tell yet."""
-        num_tokens = row.num_tokens
-        end = row.start + num_tokens
-        if sequence.node is not None and end // self._page_size > sequence.num_attached:
-            self._residency.attach(sequence, end)
-        if row.start < sequence.num_prompt:
-            self.num_prompt_tokens += num_tokens
-            if end >= sequence.num_prompt:
-                self._roster.prompt_computed(sequence)
+        end = row.start + row.num_tokens
+        self._note_computed(sequence, row, end)
         if not row.sample:
             if end < sequence.max_len:
                 return None  # more of the prompt is to come
@@ -145,6 +171,15 @@ class Committer:
             self._roster.finish(sequence)
             return failed(sequence.id, ErrorCode.INTERNAL, "the step sampled no token for this request")
         return self._take_tokens(sequence, token_ids)
+
+    def _note_computed(self, sequence: Sequence, row: PlannedRow, end: int) -> None:
+        """The keys of a row's tokens, up to `end`, are in the pages."""
+        if sequence.node is not None and end // self._page_size > sequence.num_attached:
+            self._residency.attach(sequence, end)
+        if row.start < sequence.num_prompt:
+            self.num_prompt_tokens += row.num_tokens
+            if end >= sequence.num_prompt:
+                self._roster.prompt_computed(sequence)
 
     def _take_tokens(self, sequence: Sequence, token_ids: list[int]) -> Output:
         finish_reason = None

@@ -37,6 +37,23 @@ class HostCacheConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DisaggregationConfig:
+    """A worker that serves one half of requests.
+
+    `prefills`: it computes prompts, and serves their pages on `port` of `host` (0: any); else it generates answers.
+    `key_file` holds what both halves know and nobody else; None: only this host can connect.
+    `progress_s`: how long a silent peer is waited for; `lease_s`: how long pages are held for one.
+    """
+
+    prefills: bool
+    host: str = "127.0.0.1"
+    port: int = 8998
+    key_file: Path | None = None
+    progress_s: float = 10.0
+    lease_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """What the rank process needs: model, device, memory and schedule. Equal on every rank.
 
@@ -50,7 +67,7 @@ class WorkerConfig:
     `uniform_routing`: experts are picked evenly, at random.
     `poison_freed_pages`: for tests, so that a page that is read after it was given back spoils what reads it.
     `radix_cache_max_tokens` bounds what the prefix cache keeps beyond running requests; without it, the pages do.
-    `host_cache`: None for no second tier.
+    `host_cache`: None for no second tier. `disaggregation`: None for a worker that serves whole requests alone.
     """
 
     model_dir: Path
@@ -87,6 +104,7 @@ class WorkerConfig:
     cuda_graph_max_bs: int | None = None
     cuda_graph_bs: tuple[int, ...] = ()
     uniform_routing: bool = False
+    disaggregation: DisaggregationConfig | None = None
 
 
 class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

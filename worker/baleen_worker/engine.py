@@ -47,9 +47,12 @@ if TYPE_CHECKING:
     from baleen_worker.request import Request, RequestId
     from baleen_worker.scheduler import Scheduler
     from baleen_worker.step import Runner, StepHandle
+    from baleen_worker.transfer.orders import LegNews, Order
 
 # How long a command may wait while nothing but grammars or masks are being made.
 _NAP_S = 0.002
+# How late a deadline may be noticed while nothing but transfers is under way.
+_LONG_NAP_S = 0.05
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +70,30 @@ class Outbox(Protocol):
 
     def publish(self, event: Event) -> None:
         """Sends one event; never drops it."""
+        ...
+
+
+class Transfer(Protocol):
+    """Moves pages of legs between workers, in a thread of its own."""
+
+    def give(self, orders: Sequence[Order]) -> None:
+        """Hands orders over."""
+        ...
+
+    def take(self) -> list[LegNews]:
+        """News since the last call."""
+        ...
+
+    def account(self, load: Load) -> Load:
+        """The load with the transfer's counters filled in."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleeps until there is news or a command, or the time is over."""
+        ...
+
+    def close(self) -> None:
+        """Ends the thread."""
         ...
 
 
@@ -94,11 +121,13 @@ class Engine:
         *,
         depth: int = 1,
         room: GrammarRoom | None = None,
+        transfer: Transfer | None = None,
         clock_ms: Callable[[], float] = lambda: time.monotonic() * 1000,
     ) -> None:
         """`depth` 1: a step is collected before the next is planned.
 
         `room`: where requests with a constraint wait for their grammar; without one, there must be none.
+        `transfer`: what moves the pages of legs; without one, there must be no legs.
         """
         self._depth = depth
         self._flights: deque[_Flight] = deque()
@@ -107,6 +136,7 @@ class Engine:
         self._inbox = inbox
         self._outbox = outbox
         self._room = room
+        self._transfer = transfer
         self._clock_ms = clock_ms
         self._step = 0
         self._waits = False
@@ -120,6 +150,8 @@ class Engine:
         finally:
             if self._room is not None:
                 self._room.close()
+            if self._transfer is not None:
+                self._transfer.close()
 
     def turn(self, *, wait: bool = False) -> bool:
         """One turn of the loop; returns whether a step was launched or collected.
@@ -131,11 +163,15 @@ class Engine:
         news = News()
         for command in self._inbox.drain(wait=wait and was_idle):
             self._apply(command, news.outputs)
+        if self._transfer is not None:
+            news.outputs += scheduler.hear(self._transfer.take())
         news.outputs += scheduler.expire(self._clock_ms())
         if self._room:
             self._leave_room(self._room, news.outputs)
         news.outputs += scheduler.end_exhausted()
         progress = self._step_once(news)
+        if self._transfer is not None:  # after the launch: the plan's own copies of pages come first
+            self._transfer.give(scheduler.take_orders())
         load = self._current_load
         events = scheduler.take_cache_events()
         if news or events or load != self._load:
@@ -145,9 +181,16 @@ class Engine:
             assert progress or self._waits, "requests are live but no step can be planned"
         elif not was_idle:
             scheduler.check_idle()
-        if not progress and wait and self._room is not None and not self._idle:
-            self._room.wait(_NAP_S)
+        if not progress and wait and not self._idle:
+            self._nap()
         return progress
+
+    def _nap(self) -> None:
+        """Until something else has come that may move a request, or somebody's deadline."""
+        if self._transfer is not None and self._scheduler.waits_for_peers:
+            self._transfer.wait(_NAP_S if self._room else _LONG_NAP_S)
+        elif self._room is not None:
+            self._room.wait(_NAP_S)
 
     @property
     def _idle(self) -> bool:
@@ -156,6 +199,8 @@ class Engine:
     @property
     def _current_load(self) -> Load:
         load = self._scheduler.load
+        if self._transfer is not None:
+            load = self._transfer.account(load)
         if not self._room:
             return load
         return msgspec.structs.replace(load, waiting_requests=load.waiting_requests + len(self._room))
@@ -167,8 +212,9 @@ class Engine:
         depth = 1 if self._scheduler.host_decides else self._depth
         while len(flights) >= depth:
             self._land(news)
-        self._waits = self._scheduler.waits_for_masks  # asked first: a mask may get ready meanwhile
+        waits_for_masks = self._scheduler.waits_for_masks  # asked first: a mask may get ready meanwhile
         plan = self._scheduler.plan()
+        self._waits = waits_for_masks or self._scheduler.waits_for_peers
         if plan is not None:
             self._launch(plan)
         elif not flights:

@@ -6,6 +6,8 @@ written. Owns no notion of a step or of tokens to come.
 
 from __future__ import annotations
 
+import struct
+import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
 PAGE_SIZE = 64
 START_STATE = 0x9E3779B97F4A7C15
+# Of a page on its way to another worker: place, number of states, number of ids, state before; states; ids.
+_PAGE_FORMAT = struct.Struct(f"<iHHQ{PAGE_SIZE}Q{PAGE_SIZE}I")
+PAGE_BYTES = _PAGE_FORMAT.size
 
 # Rows of one request that may be computed again: as many as steps are ever in flight, and one.
 _MAX_REPEATABLE = 4
@@ -110,6 +115,7 @@ class FakePages:
         self._host = [_Page() for _ in range(num_host_pages)]
         self._freed: set[int] = set()
         self._owners: dict[int, Owner] = {}
+        self._lock = threading.Lock()  # of what is freed: a transfer fills pages from a thread of its own
 
     def admit(self, slot: int, sampling: SamplingParams) -> None:
         """A request takes a slot; what it held before is void."""
@@ -121,9 +127,10 @@ class FakePages:
 
     def poison(self, pages: Sequence[int]) -> None:
         """The pages are free: no row may read them any more. A copy to the host still may, until the next `copy`."""
-        for number in pages:
-            self._pages[number].lose(f"its page {number} was freed")
-        self._freed.update(pages)
+        with self._lock:
+            for number in pages:
+                self._pages[number].lose(f"its page {number} was freed")
+            self._freed.update(pages)
 
     def copy(self, copies: PageCopies | None) -> None:
         """Moves pages as a plan asks, and empties what was freed before. ViolationError for a page that is not full."""
@@ -132,20 +139,41 @@ class FakePages:
             if len(page.states) < PAGE_SIZE:
                 raise ViolationError(f"page {number} goes to the host with {len(page.states)} tokens in it")
             self._host[host_number].become(page)
-        for number in self._freed:
-            self._pages[number].reset(f"its page {number} was freed", place=-1)
-        self._freed.clear()
+        with self._lock:
+            for number in self._freed:
+                self._pages[number].reset(f"its page {number} was freed", place=-1)
+            self._freed.clear()
         for host_number, number in () if copies is None else copies.back:
             if len(self._host[host_number].states) < PAGE_SIZE:
                 raise ViolationError(f"host page {host_number} comes back, but nothing was ever copied there")
             self._pages[number].reset(f"its page {number} was overwritten from the host", place=-1)
             self._pages[number].become(self._host[host_number])
 
+    def copy_out(self, pages: Sequence[int], into: memoryview) -> None:
+        """What pages contain, as [pages, PAGE_BYTES]."""
+        for at, number in enumerate(pages):
+            page = self._pages[number]
+            ids, states = page.token_ids[:PAGE_SIZE], page.states[:PAGE_SIZE]
+            padded = states + [0] * (PAGE_SIZE - len(states)) + ids + [0] * (PAGE_SIZE - len(ids))
+            _PAGE_FORMAT.pack_into(into, at * PAGE_BYTES, page.place, len(states), len(ids), page.entry, *padded)
+
+    def copy_in(self, pages: Sequence[int], data: memoryview) -> None:
+        """Inverse of `copy_out`. Whoever had one of the pages in a table has lost it."""
+        for at, number in enumerate(pages):
+            place, num_states, num_ids, entry, *padded = _PAGE_FORMAT.unpack_from(data, at * PAGE_BYTES)
+            page = self._pages[number]
+            with self._lock:
+                self._freed.discard(number)
+                page.reset(f"its page {number} was overwritten by a transfer", place)
+            page.entry, page.states = entry, padded[:num_states]
+            page.token_ids = padded[PAGE_SIZE : PAGE_SIZE + num_ids]
+
     def bind(self, owner: Owner, row: PlannedRow) -> str | None:
         """Extends the owner's page table; returns what is wrong with the grant."""
         if row.first_new_page > len(owner.table):
             return f"its table has {len(owner.table)} pages and is extended from {row.first_new_page}"
-        num_found = 0 if owner.table else row.start // PAGE_SIZE
+        # What precedes a request's first row was found in the cache, or came from another worker with a page in part.
+        num_found = 0 if owner.table else -(-row.start // PAGE_SIZE)
         for place, number in enumerate(row.new_pages, row.first_new_page):
             if not 0 < number < len(self._pages):
                 return f"page {number} is the sink or does not exist"
@@ -157,7 +185,7 @@ class FakePages:
             if owner in page.owners:
                 return f"page {number} is granted to it twice"
             if place < num_found:
-                problem = self._why_not_found(owner, place, page)
+                problem = self._why_not_found(owner, place, page, min(row.start - place * PAGE_SIZE, PAGE_SIZE))
                 if problem is not None:
                     return f"page {number} is given to it as computed, but {problem}"
                 page.forget_dead(self._owners)
@@ -166,11 +194,11 @@ class FakePages:
             page.owners.add(owner)
             owner.table.append(number)
         if num_found:
-            owner.next_start = num_found * PAGE_SIZE
+            owner.next_start = row.start
         return None
 
-    def _why_not_found(self, owner: Owner, place: int, page: _Page) -> str | None:
-        if len(page.states) < PAGE_SIZE:
+    def _why_not_found(self, owner: Owner, place: int, page: _Page, num_tokens: int) -> str | None:
+        if len(page.states) < num_tokens:
             return f"holds {len(page.states)} tokens"
         if page.place != place:
             return f"is page {page.place} of a prompt, not page {place}"
@@ -218,3 +246,20 @@ class FakePages:
         """The first `num_tokens` token ids of what the owner has computed."""
         held = [token_id for number in owner.table for token_id in self._pages[number].token_ids]
         return held[:num_tokens]
+
+
+class FakePageStore:
+    """The `PageStore` over these pages."""
+
+    page_bytes = PAGE_BYTES
+
+    def __init__(self, pages: FakePages) -> None:
+        self._pages = pages
+
+    def read(self, pages: Sequence[int], into: memoryview) -> None:
+        """See `PageStore`."""
+        self._pages.copy_out(pages, into)
+
+    def write(self, pages: Sequence[int], data: memoryview) -> None:
+        """See `PageStore`."""
+        self._pages.copy_in(pages, data)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from baleen_worker.fake_pages import PAGE_SIZE, START_STATE, FakePages, Owner, ViolationError
+from baleen_worker.fake_pages import PAGE_SIZE, START_STATE, FakePages, FakePageStore, Owner, ViolationError
 from baleen_worker.grammar.guide import first_allowed
 from baleen_worker.step import BuiltRunner, CopyError, PlannedRow, StepOutput, StepPlan, TokenLogprobs
 from baleen_worker.step_columns import OneTokenEach, PlannedRows
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from baleen_worker.fake_script import FakeScript
+    from baleen_worker.step import PageStore
 
 _MASK = (1 << 64) - 1
 _DEFAULT_CAPACITY_TOKENS = 1 << 20
@@ -110,6 +111,7 @@ def build_fake_runner(
         poison=runner.poison,
         computes_beside=True,
         num_host_pages=num_host_pages,
+        page_store=runner.page_store,
     )
 
 
@@ -143,6 +145,11 @@ class FakeRunner:
         self._poison_in_collect = poison_in_collect
         self._script = script
         self._pages = FakePages(num_pages, num_host_pages)
+
+    @property
+    def page_store(self) -> PageStore:
+        """The pages as bytes."""
+        return FakePageStore(self._pages)
 
     def poison(self, pages: Sequence[int]) -> None:
         """The pages are free: nobody may read them any more. For `PagePool`'s `on_free`."""

@@ -133,6 +133,7 @@ class _Head:
             head_pid=os.getpid(),
             vocab_size=self._model.vocab_size,
             eos_token_ids=tuple(self._model.eos_token_ids),
+            boot_epoch=self._state.boot_epoch,
         )
         rank.stdin.write(assignment.encode())
         return rank
@@ -154,7 +155,7 @@ class _Head:
             model_id=config.head.model_id,
             config_digest=self._model.config_digest,
             model_type=self._model.model_type,
-            role=pb.ROLE_UNIFIED,
+            role=facts.role.value,  # pyright: ignore[reportArgumentType] - plain numbers
             topology=pb.ParallelTopology(
                 tp_size=1, dp_size=1, ep_size=1, pp_size=1, cp_size=1, num_nodes=1, node_rank=0
             ),
@@ -171,6 +172,8 @@ class _Head:
             eos_token_ids=self._model.eos_token_ids,
             features=[*facts.features, *ready.features],
         )
+        if ready.transfer_address is not None:
+            self._state.info.transfer_endpoints.add(backend="tcp", address=ready.transfer_address, dp_rank=0)
         facts = {
             "device": ready.device,
             "dtype": ready.dtype,

@@ -45,7 +45,7 @@ def _no_switch(name: str, why: str) -> LaunchFlag:
 _ONE_RANK = "this worker runs one rank; start several workers and give all their addresses to the gateway"
 _GATEWAY = "text belongs to the gateway: pass it to `gateway serve`"
 _SPECULATIVE = "speculative decoding is not built: leave it out"
-_DISAGGREGATION = "prefill/decode disaggregation is not built: leave it out"
+_DISAGGREGATION = "pages travel over tcp and are reserved with their request: leave it out"
 _CONTEXT_PARALLEL = "context parallelism is not built: leave it out"
 _HOST_TIER = "the host tier copies whole pages and ends there: leave it out"
 _HISPARSE = "latents live on the device, whole, while a request runs: leave it out"
@@ -96,7 +96,6 @@ LAUNCH_FLAGS: tuple[LaunchFlag, ...] = (
     _one("--moe-dense-tp-size"),
     LaunchFlag(("--moe-a2a-backend",), "one rank exchanges no experts", accepts=("none",)),
     LaunchFlag(("--deepep-mode",), "one rank exchanges no experts", accepts=("auto",)),
-    LaunchFlag(("--disaggregation-mode",), _DISAGGREGATION, accepts=("null",)),
     LaunchFlag(("--radix-eviction-policy",), "cached pages go least recently used first: use lru", accepts=("lru",)),
     # Not built.
     _no_switch("--enable-dp-attention", _ONE_RANK),
@@ -122,8 +121,6 @@ LAUNCH_FLAGS: tuple[LaunchFlag, ...] = (
     _no_switch("--speculative-use-rejection-sampling", _SPECULATIVE),
     *_refuse(
         _DISAGGREGATION,
-        "--disaggregation-transfer-backend",
-        "--disaggregation-bootstrap-port",
         "--disaggregation-ib-device",
         "--disaggregation-decode-extra-slots",
         "--disaggregation-decode-polling-interval",

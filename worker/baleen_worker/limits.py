@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from baleen_worker.output import RequestError
-from baleen_worker.request import Constraint, ErrorCode, Request, SamplingParams, ThinkingBudget
+from baleen_worker.request import Constraint, ErrorCode, Leg, Request, Role, SamplingParams, ThinkingBudget
 from baleen_worker.vocabulary import TOKENIZER_FILE, read_control_tokens
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ class ModelFacts:
     """What a request is checked against.
 
     `think_ids`: the ids of `<think>` and `</think>`, None when the model's tokenizer lacks them. `logit_processors`:
-    names of the plugins. `features`: optional abilities of the worker, as GetInfo lists them.
+    names of the plugins. `features`: optional abilities of the worker, as GetInfo lists them. `role`: which legs it
+    serves; whole requests are served by all.
     """
 
     vocab_size: int
@@ -100,6 +101,7 @@ class ModelFacts:
     think_ids: tuple[int, int] | None = None
     logit_processors: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+    role: Role = Role.UNIFIED
 
 
 def model_facts(model: ModelConfig, worker: WorkerConfig, context_length: int) -> ModelFacts:
@@ -118,6 +120,7 @@ def model_facts(model: ModelConfig, worker: WorkerConfig, context_length: int) -
         think_ids=None if open_id is None or close_id is None else (open_id, close_id),
         logit_processors=tuple(name for name, _ in worker.logit_processors),
         features=tuple(features),
+        role=_role(worker),
     )
 
 
@@ -147,6 +150,7 @@ def to_request(submit: pb.Submit, stream: int, model: ModelFacts) -> Request:
         cache_salt=submit.cache_salt,
         group_id=submit.sample_group.group_id if submit.sample_group.size > 1 else b"",
         resumed_token_ids=_resumed(submit, sampling, model),
+        leg=_leg(submit, sampling, model),
     )
 
 
@@ -185,8 +189,6 @@ def _check_built(submit: pb.Submit, model: ModelFacts) -> None:
     kind = submit.WhichOneof("constraint")
     if kind is not None and kind not in model.features:
         raise _unbuilt(kind)
-    if submit.HasField("disaggregation"):
-        raise _unbuilt("disaggregation")
     if submit.dp_rank != 0:
         raise _unbuilt("dp_rank", "this head has rank 0 only")
 
@@ -244,6 +246,38 @@ def _sampling(submit: pb.Submit, prompt_len: int, model: ModelFacts) -> Sampling
         thinking=_thinking(submit, model),
         logit_processors=_logit_processors(sampling, model),
     )
+
+
+def _role(worker: WorkerConfig) -> Role:
+    if worker.disaggregation is None:
+        return Role.UNIFIED
+    return Role.PREFILL if worker.disaggregation.prefills else Role.DECODE
+
+
+def _leg(submit: pb.Submit, sampling: SamplingParams, model: ModelFacts) -> Leg | None:
+    if not submit.HasField("disaggregation"):
+        return None
+    name, leg = "disaggregation", submit.disaggregation
+    if model.role is Role.UNIFIED:
+        raise _unbuilt(name, "it is started without --disaggregation-mode, send it the request without legs")
+    if leg.role != model.role.value:
+        raise InvalidSubmitError(name, f"this is a {model.role.name.lower()} worker: send it the other leg")
+    if not submit.sampling.HasField("seed"):
+        raise InvalidSubmitError("seed", "the legs of a request need one, and the same one: draw it before submitting")
+    if sampling.max_tokens == 0:
+        raise InvalidSubmitError(
+            "max_tokens",
+            "nothing is to be generated from the pages of a leg: send a prompt that is scored to one worker",
+        )
+    if model.role is Role.PREFILL:
+        return Leg(Role.PREFILL)
+    peer = leg.peer
+    host, _, port = peer.address.rpartition(":")
+    if peer.backend != "tcp" or not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise InvalidSubmitError(
+            name, "its peer must be one that GetInfo of a prefill worker names: backend tcp, host:port"
+        )
+    return Leg(Role.DECODE, peer.address, leg.peer_boot_epoch, peer.dp_rank)
 
 
 def _resumed(submit: pb.Submit, sampling: SamplingParams, model: ModelFacts) -> list[int]:

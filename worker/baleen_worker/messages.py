@@ -75,6 +75,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     kv_bytes: int
     load_seconds: float
     features: tuple[str, ...] = ()
+    transfer_address: str | None = None
 
 
 class LogprobColumns(msgspec.Struct, array_like=True, gc=False):

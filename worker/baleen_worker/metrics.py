@@ -35,6 +35,11 @@ _COUNTERS = {
     "cached_tokens": "Prompt tokens found in the prefix cache.",
     "host_stored_pages": "KV pages copied to host memory.",
     "host_fetched_pages": "KV pages copied back from host memory.",
+    "sent_pages": "KV pages that other workers have read.",
+    "received_pages": "KV pages read from other workers.",
+    "stale_reads": "Reads of KV pages that were somebody else's by then.",
+    "failed_transfers": "Transfers that the other worker failed.",
+    "dropped_peers": "Connections of strangers to the transfer port, and of peers that broke its protocol.",
     "preemptions": "Requests that made way for others and were computed again.",
 }
 

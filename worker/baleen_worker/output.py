@@ -42,7 +42,10 @@ def failed(request_id: RequestId, code: ErrorCode, message: str, field: str = ""
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):
-    """How busy one rank is; the fields are those of `baleen.worker.v1.LoadReport`, and four of the host tier."""
+    """How busy one rank is: the fields of `baleen.worker.v1.LoadReport`, four of the host tier, and five of transfers.
+
+    `dropped_peers`: connections of strangers, and of peers that broke the protocol.
+    """
 
     running_requests: int = 0
     waiting_requests: int = 0
@@ -59,3 +62,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     host_capacity_pages: int = 0
     host_stored_pages: int = 0
     host_fetched_pages: int = 0
+    sent_pages: int = 0
+    received_pages: int = 0
+    stale_reads: int = 0
+    failed_transfers: int = 0
+    dropped_peers: int = 0

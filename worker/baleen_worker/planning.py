@@ -133,11 +133,14 @@ class Planner:
     def _begin(self, draft: Draft, candidate: Candidate) -> bool:
         """Lets a request in, unless the budget does not hold a chunk of it."""
         sequence = candidate.sequence
+        if sequence.expects_pages:
+            self.num_cached_tokens += self._roster.enter(sequence, candidate.found)
+            self._admission.entered(sequence)
+            return True
         if self._chunk_len(sequence, len(candidate.found) * self._page_size, draft.budget) == 0:
             return False
         self.num_cached_tokens += self._roster.enter(sequence, candidate.found)
         self._admission.entered(sequence)
-        draft.admit(sequence)
         self._plan_chunk(draft, sequence)
         return True
 
@@ -155,6 +158,8 @@ class Planner:
         length = self._chunk_len(sequence, sequence.num_planned, draft.budget)
         if length == 0:
             return
+        if sequence.num_bound == 0:  # the runner has not heard of it
+            draft.admit(sequence)
         draft.add_chunk(sequence, length)
         if sequence.num_planned == sequence.num_tokens:
             self._roster.begin_decoding(sequence)

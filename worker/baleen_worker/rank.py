@@ -21,21 +21,28 @@ from baleen_worker.cache.host import HostTier, WritePolicy
 from baleen_worker.cache.pages import PagePool
 from baleen_worker.cache.prefix import PrefixCache
 from baleen_worker.config import WorkerConfig
+from baleen_worker.disaggregation_flags import read_key
 from baleen_worker.engine import Engine, Inbox, Outbox
 from baleen_worker.fake_runner import build_fake_runner
 from baleen_worker.fake_script import FakeScript
 from baleen_worker.grammar.room import GrammarRoom, TriedCompiler
 from baleen_worker.messages import Fatal, Loading, Ready
 from baleen_worker.scheduler import Scheduler, SchedulerLimits
+from baleen_worker.transfer.state import Timers
+from baleen_worker.transfer.tcp import TcpTransfer
+from baleen_worker.transfer.wire import Identity
 from baleen_worker.waiting import Policy
 from baleen_worker.wire import RankEnd
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from baleen_worker.step import BuiltRunner
 
 _PR_SET_PDEATHSIG = 1
 _PROGRESS_INTERVAL_S = 0.2
 _MAX_GRAMMAR_THREADS = 8
+_SWITCH_S = 0.0005
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +63,7 @@ def main() -> int:
     end = RankEnd(assignment.socket_path)
     engine = None
     try:
-        engine = start_engine(assignment, end)
+        engine = start_engine(assignment, end, inbox=(end.fileno(),))
         engine.run()
     except Exception as error:
         # A start that fails is explained by its sentence; afterwards only our own mistakes and broken devices end here.
@@ -70,15 +77,19 @@ class End(Inbox, Outbox, Protocol):
     """Both directions to whoever drives the engine."""
 
 
-def start_engine(assignment: Assignment, end: End) -> Engine:
+def start_engine(assignment: Assignment, end: End, *, inbox: Sequence[int] = ()) -> Engine:
     """Builds runner and scheduler, tells `end` that they are ready, and returns the engine, not yet running.
+
+    `inbox`: files that become readable when commands come.
 
     Raises ValueError, with a sentence for the operator, for what the model folder, device or memory does not allow.
     """
     config = assignment.worker
     started_s = time.monotonic()
     built = _build(assignment, end)
-    scheduler = _scheduler(config, built)
+    pages = PagePool(built.num_pages, on_free=built.poison if config.poison_freed_pages else None)
+    scheduler = _scheduler(config, built, pages)
+    transfer = _transfer(assignment, built, pages, inbox)
     # Nothing built so far will ever be garbage: collections need not look at it again.
     gc.collect()
     gc.freeze()
@@ -92,10 +103,39 @@ def start_engine(assignment: Assignment, end: End) -> Engine:
             kv_bytes=built.kv_bytes,
             load_seconds=time.monotonic() - started_s,
             features=built.features,
+            transfer_address=None if transfer is None else transfer.address,
         )
     )
     overlaps = built.computes_beside and not config.disable_overlap_schedule
-    return Engine(scheduler, built.runner, end, end, depth=2 if overlaps else 1, room=_grammar_room(assignment))
+    depth = 2 if overlaps else 1
+    room = _grammar_room(assignment)
+    return Engine(scheduler, built.runner, end, end, depth=depth, room=room, transfer=transfer)
+
+
+def _transfer(assignment: Assignment, built: BuiltRunner, pages: PagePool, inbox: Sequence[int]) -> TcpTransfer | None:
+    """What moves pages between this worker and others, where there are others."""
+    config = assignment.worker.disaggregation
+    if config is None:
+        return None
+    assert built.page_store is not None, "the runner's pages cannot be read"
+    secret = b"" if config.key_file is None else read_key(config.key_file)
+    # The engine's thread and the transfer's share an interpreter: neither may keep the other waiting for long.
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        return TcpTransfer(
+            built.page_store,
+            pages.generation,
+            Identity(built.layout_id, assignment.boot_epoch, secret),
+            Timers(config.progress_s, config.lease_s),
+            vocab_size=assignment.vocab_size,
+            listen=(config.host, config.port) if config.prefills else None,
+            inbox=inbox,
+        )
+    except OSError as error:
+        raise ValueError(
+            f"pages cannot be served on {config.host}:{config.port} ({error.strerror}): "
+            "choose another --disaggregation-bootstrap-port, or 0 for any"
+        ) from None
 
 
 def _grammar_room(assignment: Assignment) -> GrammarRoom:
@@ -113,7 +153,7 @@ def _grammar_room(assignment: Assignment) -> GrammarRoom:
     return GrammarRoom(make_compiler, cache_bytes=config.constraint_cache_mib << 20)
 
 
-def _scheduler(config: WorkerConfig, built: BuiltRunner) -> Scheduler:
+def _scheduler(config: WorkerConfig, built: BuiltRunner, pages: PagePool) -> Scheduler:
     limits = SchedulerLimits(
         max_running_requests=config.max_running_requests,
         max_step_tokens=config.chunked_prefill_size,
@@ -123,7 +163,6 @@ def _scheduler(config: WorkerConfig, built: BuiltRunner) -> Scheduler:
         conservativeness=config.schedule_conservativeness,
         preemption_threshold=config.priority_scheduling_preemption_threshold,
     )
-    pages = PagePool(built.num_pages, on_free=built.poison if config.poison_freed_pages else None)
     if config.disable_radix_cache:
         return Scheduler(limits, pages)
     max_tokens = config.radix_cache_max_tokens

@@ -89,6 +89,25 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
         return self.penalizes or self.thinking is not None or bool(self.logit_processors)
 
 
+class Role(enum.IntEnum):
+    """What a worker, or a leg of a request, does; the numbers are those of `baleen.worker.v1.Role`."""
+
+    UNIFIED = 1
+    PREFILL = 2
+    DECODE = 3
+
+
+class Leg(msgspec.Struct, frozen=True, array_like=True):
+    """One half of a request that two workers serve. A decode leg reads pages at `peer_address` (host:port), from rank
+    `peer_rank` of the worker whose boot epoch is `peer_epoch`.
+    """
+
+    role: Role
+    peer_address: str = ""
+    peer_epoch: int = 0
+    peer_rank: int = 0
+
+
 class Constraint(msgspec.Struct, frozen=True, array_like=True):
     """What the output must match. `kind`: the field of the contract that says how `source` is written.
 
@@ -120,3 +139,9 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     cache_salt: str = ""
     group_id: bytes = b""
     resumed_token_ids: list[int] = []
+    leg: Leg | None = None
+
+    @property
+    def leg_key(self) -> tuple[bytes, int]:
+        """What both legs of a request are called."""
+        return self.request_id, self.attempt

@@ -52,6 +52,10 @@ class Residency:
         """Pages that hold so many tokens."""
         return -(-num_tokens // self._page_size)
 
+    def generations_of(self, pages: list[int]) -> list[int]:
+        """See `PagePool.generation`."""
+        return [self._pages.generation(page) for page in pages]
+
     @property
     def has_free_slot(self) -> bool:
         """Whether a slot is free."""
@@ -70,7 +74,8 @@ class Residency:
     # --- entering and growing -------------------------------------------------------------------------------------
 
     def find(self, sequence: Sequence) -> Found:
-        """Cached pages the sequence could start from. Its last token is always computed: its logits are needed.
+        """Cached pages the sequence could start from. Its last token is always computed, because its logits are needed,
+        unless another worker has done so.
 
         Log-probabilities of the prompt need the logits of all its tokens, so those that are still to be told are
         computed as well.
@@ -78,7 +83,7 @@ class Residency:
         cache, request = self._cache, sequence.request
         if cache is None:
             return Found([], [])
-        num_tokens = sequence.num_tokens - 1
+        num_tokens = sequence.num_tokens - (0 if sequence.expects_pages else 1)
         if request.sampling.prompt_logprobs is not None and sequence.num_scored < sequence.num_prompt - 1:
             num_tokens = min(num_tokens, sequence.num_scored)
         max_pages = num_tokens // self._page_size
@@ -92,7 +97,11 @@ class Residency:
     def num_new_pages(self, sequence: Sequence, found: Found) -> int:
         """Pages that can be had now and that entering with a cached prefix would take; the host's need some as well."""
         idle = 0 if self._cache is None else self._cache.num_idle_in(found.path)
-        return self.pages_for(sequence.num_tokens) - len(found.path) + idle
+        return self._num_pages(sequence) - len(found.path) + idle
+
+    def _num_pages(self, sequence: Sequence) -> int:
+        """Pages to enter with: a decode leg needs room for the token that comes with its pages."""
+        return self.pages_for(sequence.num_tokens + sequence.expects_pages)
 
     def enter(self, sequence: Sequence, found: Found) -> None:
         """Grants a slot and pages for all tokens; there must be room. The cached ones need not be computed."""
@@ -108,7 +117,7 @@ class Residency:
             if cache.host is not None:
                 cache.host.pin(found.on_host)  # the pages granted next may be evicted to where these are
         sequence.pages = [node.page for node in path]
-        sequence.pages += self._take(self.pages_for(sequence.num_tokens) - len(path))
+        sequence.pages += self._take(self._num_pages(sequence) - len(path))
         self.columns.num_pages[slot] = len(sequence.pages)
         if found.on_host:
             self._fetch(sequence, found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from baleen_worker.legs import Legs
 from baleen_worker.sequence import Sequence, State
 from baleen_worker.waiting import Policy, SampleGroups, WaitingRoom
 
@@ -27,6 +28,7 @@ class Roster:
         self.columns = residency.columns
         self._page_size = page_size
         self._shares_prompts = shares_prompts
+        self.legs = Legs(residency.generations_of)
         self.waiting = WaitingRoom(policy, lambda s: len(residency.find(s)) * page_size)
         self._groups = SampleGroups()
         self._live: dict[RequestId, Sequence] = {}
@@ -63,7 +65,7 @@ class Roster:
     @property
     def num_queued(self) -> int:
         """Requests that have yet to run, or to run again."""
-        return len(self.waiting) + len(self._groups)
+        return len(self.waiting) + len(self._groups) + len(self.legs.awaited)
 
     def running(self) -> Iterator[Sequence]:
         """Those that compute. Costs O(slots)."""
@@ -80,8 +82,19 @@ class Roster:
         if guide is not None:
             self._guided[request.id] = sequence
         self.waiting.open_account(sequence.salt)
-        self._enqueue(sequence)
+        if request.leg is not None:
+            self.legs.open(sequence)
+        if sequence.expects_pages:
+            sequence.state = State.AWAITING
+        else:
+            self._enqueue(sequence)
         return sequence
+
+    def peer_has_begun(self, sequence: Sequence) -> None:
+        """A decode leg waits for pages only now, so that none are reserved for a prompt that is not computed yet."""
+        del self.legs.awaited[sequence.request.leg_key]
+        sequence.state = State.WAITING
+        self.waiting.push(sequence)
 
     def enter(self, sequence: Sequence, found: Found) -> int:
         """Its turn has come: it runs, from behind the cached pages. Returns the prompt tokens newly found there."""
@@ -91,10 +104,38 @@ class Roster:
         if sequence.num_cached is None:
             num_found = sequence.num_cached = min(start, sequence.num_prompt)
         self.residency.enter(sequence, found)
+        if sequence.expects_pages:
+            self._reserve(sequence, len(found))
+            return num_found
         self.waiting.charge(sequence.salt, sequence.num_tokens - start)
         self.prefilling[sequence.id] = sequence
         self.num_host_dependent += sequence.host_dependent
         return num_found
+
+    def _reserve(self, sequence: Sequence, num_found: int) -> None:
+        """Its pages may come. Until they have, or provably will not, the transfer counts as a step in flight."""
+        sequence.state = State.RECEIVING
+        columns, slot = self.columns, sequence.slot
+        columns.runs[slot], columns.reserves[slot] = False, True
+        columns.num_in_flight[slot] = 1
+        self.legs.reserve(sequence, num_found, self.residency.pages_for(sequence.num_tokens))
+
+    def pages_have_come(self, sequence: Sequence) -> None:
+        """It runs: all tokens it knows are in its pages."""
+        columns, slot = self.columns, sequence.slot
+        columns.num_in_flight[slot] = 0
+        columns.runs[slot], columns.reserves[slot] = True, False
+        columns.num_planned[slot] = sequence.num_tokens
+        self.residency.attach(sequence, sequence.num_tokens)
+        sequence.state = State.RUNNING
+        sequence.expects_pages = False
+        self.prefilling[sequence.id] = sequence
+        self.num_host_dependent += sequence.host_dependent
+
+    def hold(self, sequence: Sequence) -> None:
+        """A prefill leg has its token; another worker will fetch both."""
+        self._stop(sequence)
+        sequence.state = State.HELD
 
     def begin_decoding(self, sequence: Sequence) -> None:
         """All of its prompt is planned."""
@@ -113,6 +154,7 @@ class Roster:
     def displace(self, sequence: Sequence) -> None:
         """Its place is taken away; it waits again, at once or when the steps in flight have landed."""
         self._stop(sequence)
+        self.legs.withdraw(sequence)
         sequence.state = State.LEAVING
         if self.residency.leave(sequence):
             self._wait_again(sequence)
@@ -128,12 +170,16 @@ class Roster:
         self._guided.pop(sequence.id, None)
         state, sequence.state = sequence.state, State.FINISHED
         self.waiting.charge(sequence.salt, sequence.num_output - len(sequence.request.resumed_token_ids))
-        if sequence.request.group_id:
-            self._leave_group(sequence, waits=state is State.WAITING)
-        elif state is State.WAITING:
+        waits = state is State.WAITING
+        if sequence.request.group_id and not sequence.expects_pages:
+            self._leave_group(sequence, waits=waits)
+        elif waits:
             self.waiting.remove(sequence)
+        self.legs.end(sequence)
         if state is State.RUNNING:
             self._stop(sequence)
+        if state in (State.RUNNING, State.RECEIVING, State.HELD):
+            self.columns.reserves[sequence.slot] = False
             self.residency.leave(sequence)
         elif state is State.LEAVING and sequence.num_in_flight == 0:
             self.residency.landed(sequence)
@@ -143,13 +189,16 @@ class Roster:
         """Asserts that everybody is in one place. Costs O(pages): for tests."""
         columns = self.columns
         running = [*self.running()]
-        self.residency.check(running, quarantined)
+        elsewhere = [s for s in self._live.values() if s.state in (State.RECEIVING, State.HELD)]
+        self.residency.check([*running, *elsewhere], quarantined)
+        assert self.legs.num_waiting == len(self.legs.awaited) + len(elsewhere), "a leg is miscounted"
         assert all(sequence.state is State.RUNNING for sequence in running), "a sequence that is over still runs"
         decoding = [s for s in running if columns.decodes[s.slot]]
         assert len(decoding) == self.num_decoding == columns.decodes.sum(), "decodes are miscounted"
         assert {s.id for s in running} - {s.id for s in decoding} == set(self.prefilling), "somebody runs unseen"
         leaving = sum(sequence.state is State.LEAVING for sequence in self._live.values())
-        assert len(self) == self.num_queued + len(running) + leaving, "a live request neither waits nor runs"
+        away = len(running) + leaving + len(elsewhere)
+        assert len(self) == self.num_queued + away, "a live request neither waits nor runs"
         assert self.num_host_dependent == sum(s.host_dependent for s in running), "host-dependent rows are miscounted"
         for sequence in running:
             slot = sequence.slot

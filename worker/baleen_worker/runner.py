@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from baleen_worker import logit_processors
 from baleen_worker.cache.host_pool import CopyingRunner, HostPool, host_pages
+from baleen_worker.cache.page_bytes import PoolPages
 from baleen_worker.cache.storage import (
     KvLayout,
     PagedPools,
@@ -38,6 +39,7 @@ from baleen_worker.model_runner import Model, ModelRunner
 from baleen_worker.request import SamplingParams
 from baleen_worker.step import Admission, BuiltRunner, PlannedRow, StepPlan
 from baleen_worker.weights import LoadReport, fill_with_dummy_weights, load_weights
+from baleen_worker.weights_identity import weights_identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -128,6 +130,7 @@ def build_runner(config: WorkerConfig, *, on_progress: Callable[[int, int], None
         _warm_up(runner)
     else:
         runner, pools = _fill_device(build, free_before, report.weights_bytes)
+    weights = weights_identity(config.model_dir, load_format=config.load_format, seed=config.seed)
     num_host_pages, tiered, poison = 0, runner, pools.poison
     if config.host_cache is not None:
         ratio, size_gb = config.host_cache.ratio, config.host_cache.size_gb
@@ -140,13 +143,14 @@ def build_runner(config: WorkerConfig, *, on_progress: Callable[[int, int], None
         num_pages=pools.num_pages,
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
-        layout_id=layout.layout_id,
+        layout_id=f"{layout.layout_id};weights={weights}",
         weights_bytes=report.weights_bytes,
         kv_bytes=pools.num_bytes,
         poison=poison,
         computes_beside=device.type == "cuda",
         num_host_pages=num_host_pages,
         features=kernels.features(),
+        page_store=PoolPages(pools),
     )
 
 

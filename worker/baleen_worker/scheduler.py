@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from baleen_worker.committing import Committer
 from baleen_worker.growth import GrowthEstimate
+from baleen_worker.handover import Handover
 from baleen_worker.output import Load, Output, failed
 from baleen_worker.planning import Planner
 from baleen_worker.request import ErrorCode, FinishReason, Request, RequestId
@@ -30,7 +31,7 @@ from baleen_worker.step import StepOutput, StepPlan
 from baleen_worker.waiting import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from baleen_worker.cache.events import CacheEvent
     from baleen_worker.cache.pages import PagePool
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from baleen_worker.draft import Draft
     from baleen_worker.grammar.guide import Guide
     from baleen_worker.news import News
+    from baleen_worker.transfer.orders import LegNews, Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class Scheduler:
             preemption_threshold=limits.preemption_threshold,
         )
         self._committer = Committer(self._roster, limits.page_size)
+        self._handover = Handover(self._roster, self._committer)
         self._deadlines = Deadlines()
         self._flights: deque[Draft] = deque()
         self._num_steps = 0
@@ -100,6 +103,9 @@ class Scheduler:
         if roster.num_queued >= self._limits.max_queued_requests:
             message = f"{roster.num_queued} requests are waiting already: retry later or on another worker"
             return failed(request.id, ErrorCode.RESOURCE_EXHAUSTED, message)
+        if request.leg is not None and roster.legs.knows(request.leg_key):
+            message = "another request of this id and attempt is still here: count the attempt up"
+            return failed(request.id, ErrorCode.INVALID_ARGUMENT, message, "attempt")
         num_pages = self._residency.pages_for(len(request.prompt_token_ids) + request.sampling.max_tokens)
         if num_pages > self._pages.capacity:
             message = f"{num_pages} pages are needed and the worker has {self._pages.capacity}: lower max_tokens"
@@ -147,6 +153,16 @@ class Scheduler:
             return None
         return 0 if self._cache is None else self._cache.clear()
 
+    # --- legs of requests that two workers serve ------------------------------------------------------------------
+
+    def take_orders(self) -> list[Order]:
+        """What the transfer of legs is to do, since the last call; to be given to it after the plan's copies."""
+        return self._roster.legs.take_orders()
+
+    def hear(self, news: Iterable[LegNews]) -> list[Output]:
+        """Takes news of the transfer in, and returns what requests are to be told."""
+        return self._handover.hear(news)
+
     # --- one step -------------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
@@ -183,8 +199,8 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether no request is live and no step is in flight."""
-        return not len(self._roster) and not self._flights
+        """Whether no request is live, no step is in flight, and no transfer touches a page."""
+        return not len(self._roster) and not self._flights and not self._roster.legs.any_stopping
 
     @property
     def host_decides(self) -> bool:
@@ -197,13 +213,20 @@ class Scheduler:
         return any(s.state is State.RUNNING and s.awaits_host for s in self._roster.guided)
 
     @property
+    def waits_for_peers(self) -> bool:
+        """Whether some request can go on only when the transfer has news."""
+        return self._roster.legs.any_waiting
+
+    @property
     def load(self) -> Load:
         """Counters for routing and display."""
         roster = self._roster
         num_cached = 0 if self._cache is None else self._cache.num_idle
+        # Legs that have pages count as running: what they will take is as good as taken.
+        num_running = roster.num_running + roster.legs.num_waiting - len(roster.legs.awaited)
         return Load(
-            running_requests=roster.num_running,
-            waiting_requests=len(roster) - roster.num_running,
+            running_requests=num_running,
+            waiting_requests=len(roster) - num_running,
             used_pages=self._pages.num_used + self._pages.num_quarantined - num_cached,
             total_pages=self._pages.capacity,
             waiting_prompt_tokens=roster.waiting.num_tokens + self._num_prefilling_tokens,

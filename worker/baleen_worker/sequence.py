@@ -10,6 +10,7 @@ import heapq
 from array import array
 from typing import TYPE_CHECKING
 
+from baleen_worker.request import Role
 from baleen_worker.step import Admission
 
 if TYPE_CHECKING:
@@ -24,11 +25,17 @@ class State(enum.Enum):
     """Where a sequence is. One that leaves or is finished keeps pages and slot until no step in flight refers to it.
 
     LEAVING: preempted, and a step in flight still refers to it; it waits again as soon as that step has landed.
+    AWAITING: a decode leg, in no queue until the other worker has begun with its prompt.
+    RECEIVING: a decode leg with slot and pages, in no step while its pages come; the transfer counts as one in flight.
+    HELD: a prefill leg whose prompt is computed; it keeps slot and pages for the other worker, and is in no step.
     """
 
     WAITING = enum.auto()
     RUNNING = enum.auto()
     LEAVING = enum.auto()
+    AWAITING = enum.auto()
+    RECEIVING = enum.auto()
+    HELD = enum.auto()
     FINISHED = enum.auto()
 
 
@@ -54,6 +61,7 @@ class Sequence:
         "_token_ids",
         "arrival",
         "duplicates",
+        "expects_pages",
         "guide",
         "host_dependent",
         "id",
@@ -63,11 +71,13 @@ class Sequence:
         "node",
         "num_attached",
         "num_cached",
+        "num_offered",
         "num_overtaken",
         "num_prompt",
         "num_scored",
         "pages",
         "request",
+        "role",
         "salt",
         "slot",
         "state",
@@ -84,7 +94,12 @@ class Sequence:
         self._token_ids = array("I", request.prompt_token_ids)
         self._token_ids.extend(request.resumed_token_ids)
         self._columns: SlotColumns | None = None
-        self.max_len = self.num_prompt + sampling.max_tokens
+        self.role = Role.UNIFIED if request.leg is None else request.leg.role
+        self.expects_pages = self.role is Role.DECODE  # until they have come; what is preempted later is computed here
+        self.num_offered = 0  # of a prefill leg: pages that the other worker may read
+        # A prefill leg samples one token, and others go on from there.
+        num_output = len(request.resumed_token_ids) + 1 if self.role is Role.PREFILL else sampling.max_tokens
+        self.max_len = self.num_prompt + num_output
         self.stop_ids = frozenset(sampling.stop_token_ids)
         self.guide = guide  # of a constrained answer: follows its committed tokens, whatever happens to its pages
         # Its next token depends on what the host makes of its last one, so no row of it is planned before that one is
@@ -95,8 +110,8 @@ class Sequence:
         self.num_overtaken = 0  # how often somebody behind it was admitted first
         self.num_cached: int | None = None  # prompt tokens found in the cache when it was first admitted
         # Tokens whose log-probabilities have been asked for, counted from the prompt's start. An attempt that has told
-        # output tokens has told those of the whole prompt.
-        self.num_scored = self.num_prompt if request.resumed_token_ids else 0
+        # output tokens has told those of the whole prompt, and those of a decode leg come from the other worker.
+        self.num_scored = self.num_prompt if request.resumed_token_ids or self.expects_pages else 0
         self.keys = b""  # token_ids as the prefix cache compares them, while that saves packing them again
         self.slot = -1
         self._hold_nothing()

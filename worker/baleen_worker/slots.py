@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 class SlotColumns:
     """Arrays of one entry a slot.
 
-    `runs`: not preempted and not over. `decodes`: runs, and its prompt is computed or about to be. `is_plain`: numbers
-    describe all rows of it that decode; they have neither mask nor log-probabilities.
+    `runs`: not preempted and not over. `reserves`: does not run yet, but will as soon as its pages have come.
+    `decodes`: runs, and its prompt is computed or about to be. `is_plain`: numbers describe all rows of it that decode;
+    they have neither mask nor log-probabilities.
     """
 
     def __init__(self, num_slots: int, page_size: int) -> None:
         self.sequences: list[Sequence | None] = [None] * num_slots
         self.runs: Bools = np.zeros(num_slots, np.bool_)
+        self.reserves: Bools = np.zeros(num_slots, np.bool_)
         self.decodes: Bools = np.zeros(num_slots, np.bool_)
         self.is_plain: Bools = np.zeros(num_slots, np.bool_)
         # Facts of the request.
@@ -79,7 +81,7 @@ class SlotColumns:
         sequence = self.sequences[slot]
         assert sequence is not None, "a slot is cleared twice"
         self.sequences[slot] = None
-        self.runs[slot] = self.decodes[slot] = False
+        self.runs[slot] = self.reserves[slot] = self.decodes[slot] = False
         self._stops.remove(sequence.stop_ids)
 
     def at(self, slot: int) -> Sequence:

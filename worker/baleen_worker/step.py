@@ -110,6 +110,15 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     top_token_ids: list[list[int]] = msgspec.field(default_factory=list[list[int]])
     top_logprobs: list[list[float]] = msgspec.field(default_factory=list[list[float]])
 
+    def part(self, start: int, end: int) -> TokenLogprobs:
+        """Those of tokens `start` to `end` of these."""
+        return TokenLogprobs(
+            self.token_ids[start:end],
+            self.logprobs[start:end],
+            self.top_token_ids[start:end],
+            self.top_logprobs[start:end],
+        )
+
 
 class StepOutput(msgspec.Struct, array_like=True):
     """What a step produced. `token_ids` is aligned with `plan.rows`: 0..k tokens a row; `step_columns.OneTokenEach` may
@@ -152,6 +161,20 @@ class Runner(Protocol):
         ...
 
 
+class PageStore(Protocol):
+    """Pages as bytes: all layers, latents and index keys, in one order on all workers of a layout."""
+
+    page_bytes: int
+
+    def read(self, pages: Sequence[int], into: memoryview) -> None:
+        """Copies pages out, into [pages, page_bytes]."""
+        ...
+
+    def write(self, pages: Sequence[int], data: memoryview) -> None:
+        """Inverse of `read`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class BuiltRunner:
     """A runner that is ready, and what it says about itself.
@@ -161,6 +184,7 @@ class BuiltRunner:
     `num_host_pages`: pages that `PageCopies` may name.
     `features`: the arithmetic and the kernels that it computes with.
     `poison` spoils the contents of pages that nobody may read any more; for tests.
+    `page_store` reads and writes whole pages as bytes, from any thread, while no step touches them.
     """
 
     runner: Runner
@@ -174,3 +198,4 @@ class BuiltRunner:
     computes_beside: bool = False
     num_host_pages: int = 0
     features: tuple[str, ...] = ()
+    page_store: PageStore | None = None

@@ -91,6 +91,10 @@ class RankEnd:
                 return commands
             commands.append(self._decoder.decode(frame))
 
+    def fileno(self) -> int:
+        """Becomes readable when commands come. `drain` must have emptied the inbox before, or this stays silent."""
+        return int(self._socket.get(zmq.FD))
+
     def publish(self, event: Event) -> None:
         """Sends one event, waiting for the head when it is far behind."""
         self._socket.send(self._encoder.encode(event))

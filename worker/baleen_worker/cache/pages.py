@@ -7,6 +7,7 @@ never granted. Every operation costs O(1) a page, whatever the size of the pool.
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class PagePool:
             raise ValueError(f"a pool of {num_pages} pages cannot serve: it needs the sink and at least one more")
         self._free = list(range(num_pages - 1, SINK_PAGE, -1))
         self._states = bytearray(num_pages)
+        self._generations = array("Q", bytes(8 * num_pages))
         self._num_quarantined = 0
         self._on_free = on_free
 
@@ -60,7 +62,12 @@ class PagePool:
         del self._free[first:]
         for page in pages:
             self._states[page] = _USED
+            self._generations[page] += 1
         return pages
+
+    def generation(self, page: int) -> int:
+        """How often the page has been granted: by this, who reads it from outside sees whether it is another's now."""
+        return self._generations[page]
 
     def free(self, pages: Sequence[int]) -> None:
         """Takes pages back; each must be granted."""

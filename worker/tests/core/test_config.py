@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from baleen_worker.command_line import parse
-from baleen_worker.config import ConfigError, HostCacheConfig
+from baleen_worker.config import ConfigError, DisaggregationConfig, HostCacheConfig
+from baleen_worker.disaggregation_flags import read_key
 from baleen_worker.launch_flags import LAUNCH_FLAGS
 
 WORKER = Path(__file__).resolve().parents[2]
@@ -82,7 +83,11 @@ def test_flags_of_the_launch_guide_are_taken_where_they_are_true_here(tmp_path: 
         ("--cuda-graph-max-bs", "0", "from 1 to 256"),
         ("--page-size", "1", "64 tokens"),
         ("--speculative-algorithm", "EAGLE", "speculative decoding is not built"),
-        ("--disaggregation-mode", "prefill", "disaggregation is not built"),
+        ("--disaggregation-mode", "both", "invalid choice"),
+        ("--disaggregation-transfer-backend", "mooncake", "invalid choice"),
+        ("--disaggregation-transfer-backend", "tcp", "without --disaggregation-mode prefill or decode"),
+        ("--disaggregation-bootstrap-port", "8998", "without --disaggregation-mode prefill"),
+        ("--disaggregation-ib-device", "mlx5_0", "over tcp"),
         ("--quantization", "fp8", "config.json"),
         ("--tool-call-parser", "deepseekv32", "gateway"),
         ("--chat-template", "x.jinja", "gateway"),
@@ -102,6 +107,42 @@ def test_what_cannot_be_honoured_is_refused_with_a_reason(tmp_path: Path, flag: 
     assert flag in message
     assert words in message
     assert "\n" not in message
+
+
+def test_a_worker_of_one_half(tmp_path: Path) -> None:
+    line = "--disaggregation-mode prefill --disaggregation-transfer-backend tcp --disaggregation-bootstrap-port 0"
+    timers = "--disaggregation-progress-s 2 --disaggregation-lease-s 3.5"
+    config = parse([str(tmp_path), *line.split(), *timers.split()]).worker
+    assert config.disaggregation == DisaggregationConfig(True, "127.0.0.1", 0, None, 2.0, 3.5)
+    default = parse([str(tmp_path), "--disaggregation-mode", "prefill"]).worker.disaggregation
+    assert default == DisaggregationConfig(prefills=True)
+    assert default is not None
+    assert default.port == 8998
+    decode = parse([str(tmp_path), "--disaggregation-mode", "decode"]).worker.disaggregation
+    assert decode == DisaggregationConfig(prefills=False)
+    assert "0.0.0.0" in refusal(str(tmp_path), "--disaggregation-mode", "prefill", "--host", "0.0.0.0")
+
+
+def test_pages_are_served_beyond_this_host_to_those_who_know_a_secret_alone(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    prefill = [str(tmp_path), "--disaggregation-mode", "prefill", "--disaggregation-host"]
+    assert "--disaggregation-key-file" in refusal(*prefill, "10.1.2.3")
+    assert "cannot be read" in refusal(*prefill, "10.1.2.3", "--disaggregation-key-file", str(key))
+    key.write_text("short\n")
+    assert "5 bytes" in refusal(*prefill, "10.1.2.3", "--disaggregation-key-file", str(key))
+    key.write_text("0123456789abcdef\n")
+    config = parse([*prefill, "10.1.2.3", "--disaggregation-key-file", str(key)]).worker.disaggregation
+    assert config == DisaggregationConfig(prefills=True, host="10.1.2.3", key_file=key)
+    assert read_key(key) == b"0123456789abcdef"
+    for wild in ("0.0.0.0", "::"):
+        assert "name one address" in refusal(*prefill, wild, "--disaggregation-key-file", str(key))
+
+
+def test_a_decode_worker_has_no_port_and_no_host_tier(tmp_path: Path) -> None:
+    decode = [str(tmp_path), "--disaggregation-mode", "decode"]
+    assert "no effect" in refusal(*decode, "--disaggregation-bootstrap-port", "0")
+    assert "no effect" in refusal(*decode, "--disaggregation-host", "127.0.0.1")
+    assert "between steps" in refusal(*decode, "--enable-hierarchical-cache")
 
 
 def test_logit_processors_are_named_once_and_need_logits(tmp_path: Path) -> None:

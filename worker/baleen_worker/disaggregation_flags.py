@@ -1,0 +1,129 @@
+"""Flags of a worker that serves one half of requests, and what they become."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from baleen_worker.config import ConfigError, DisaggregationConfig
+from baleen_worker.flag_values import integer, number
+
+if TYPE_CHECKING:
+    import argparse
+
+_MODES = ("null", "prefill", "decode")
+_BACKENDS = ("tcp",)
+_LEAST_KEY_BYTES = 16
+_OF_BOTH = (
+    "disaggregation_transfer_backend",
+    "disaggregation_key_file",
+    "disaggregation_progress_s",
+    "disaggregation_lease_s",
+)
+_OF_PREFILL = ("disaggregation_bootstrap_port", "disaggregation_host")
+
+
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
+    add = parser.add_argument_group("prefill/decode disaggregation").add_argument
+    add(
+        "--disaggregation-mode",
+        choices=_MODES,
+        default="null",
+        help="prefill: compute prompts for decode workers; decode: generate from them (default: both, alone)",
+    )
+    add("--disaggregation-transfer-backend", choices=_BACKENDS, help="how pages travel (default tcp)")
+    add(
+        "--disaggregation-bootstrap-port",
+        type=integer(0, 65535),
+        metavar="PORT",
+        help="where a prefill worker serves pages, 0 for a free port (default 8998)",
+    )
+    add("--disaggregation-host", metavar="ADDRESS", help="address of that port, as decode workers reach it")
+    add(
+        "--disaggregation-key-file",
+        type=Path,
+        metavar="FILE",
+        help="a secret that prefill and decode workers share; needed beyond this host",
+    )
+    add(
+        "--disaggregation-progress-s",
+        type=number(0.1, 3600.0),
+        metavar="SECONDS",
+        help="how long a decode worker waits for a silent prefill worker (default 10)",
+    )
+    add(
+        "--disaggregation-lease-s",
+        type=number(0.1, 3600.0),
+        metavar="SECONDS",
+        help="how long a prefill worker holds pages for a silent decode worker (default 30)",
+    )
+
+
+def chosen(values: dict[str, Any]) -> DisaggregationConfig | None:
+    """What the flags ask for; None for a worker that serves whole requests. Raises ConfigError."""
+    mode = values["disaggregation_mode"]
+    _refuse_idle(values, mode)
+    if mode == "null":
+        return None
+    if mode == "decode" and values["enable_hierarchical_cache"]:
+        raise ConfigError(
+            "--enable-hierarchical-cache cannot be honoured with --disaggregation-mode decode, whose pages are filled "
+            "between steps: leave one of them out"
+        )
+    host = values["disaggregation_host"] or values["host"]
+    key_file: Path | None = values["disaggregation_key_file"]
+    if key_file is not None:
+        read_key(key_file)
+    if mode == "prefill":
+        _check_host(host, key_file)
+    given = {
+        "port": values["disaggregation_bootstrap_port"],
+        "progress_s": values["disaggregation_progress_s"],
+        "lease_s": values["disaggregation_lease_s"],
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    return DisaggregationConfig(prefills=mode == "prefill", host=host, key_file=key_file, **given)
+
+
+def read_key(file: Path) -> bytes:
+    """The secret. Raises ConfigError."""
+    try:
+        key = file.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"--disaggregation-key-file {file} cannot be read: {error.strerror}") from None
+    if len(key) < _LEAST_KEY_BYTES:
+        raise ConfigError(
+            f"--disaggregation-key-file {file} holds {len(key)} bytes, which can be guessed: "
+            f"put at least {_LEAST_KEY_BYTES} random ones there"
+        )
+    return key
+
+
+def _refuse_idle(values: dict[str, Any], mode: str) -> None:
+    idle = {"null": _OF_BOTH + _OF_PREFILL, "decode": _OF_PREFILL, "prefill": ()}[mode]
+    name = next((name for name in idle if values[name] is not None), None)
+    if name is None:
+        return
+    flag = f"--{name.replace('_', '-')}"
+    needed = "prefill" if name in _OF_PREFILL else "prefill or decode"
+    raise ConfigError(f"{flag} has no effect without --disaggregation-mode {needed}: add that, or leave it out")
+
+
+def _check_host(host: str, key_file: Path | None) -> None:
+    try:
+        address = ipaddress.ip_address(socket.getaddrinfo(host, 0)[0][4][0])
+    except OSError:
+        raise ConfigError(f"--disaggregation-host {host} is no address of this machine: name one") from None
+    if address.is_unspecified:
+        raise ConfigError(
+            f"pages are served on {host}, which is nothing that decode workers could be told to connect to: "
+            "name one address of this machine with --disaggregation-host"
+        )
+    if not address.is_loopback and key_file is None:
+        raise ConfigError(
+            f"pages would be served on {host} to everybody: give both sides a secret with --disaggregation-key-file, "
+            "or serve them on 127.0.0.1"
+        )

@@ -1,0 +1,133 @@
+"""What the two ends of a transfer tell each other: a fixed set of records, decoded strictly. Owns no bytes of pages.
+
+One connection serves one leg. The decode side asks (`Want`), reads and acknowledges; the prefill side announces and
+answers. Places count the pages of the request, from 0; page numbers and generations are the prefill side's own.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from baleen_worker.step import TokenLogprobs
+
+VERSION = 1
+
+# (request_id, attempt): names both legs of a request on both workers.
+Key = tuple[bytes, int]
+
+# --- greetings --------------------------------------------------------------------------------------------------------
+
+
+class Challenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
+    """Prefill side: what it is. Nothing else is told before the peer has proven that it knows the key."""
+
+    version: int
+    boot_epoch: int
+    layout_id: str
+    nonce: bytes
+
+
+class Response(msgspec.Struct, frozen=True, array_like=True, tag="response"):
+    """Decode side: the same of itself, whose pages it wants (`dp_rank`), and the proof."""
+
+    version: int
+    layout_id: str
+    dp_rank: int
+    nonce: bytes
+    proof: bytes
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
+    """Prefill side: its own proof."""
+
+    proof: bytes
+
+
+# --- decode to prefill ------------------------------------------------------------------------------------------------
+
+
+class Want(msgspec.Struct, frozen=True, array_like=True, tag="want"):
+    """Which leg this connection is for."""
+
+    request_id: bytes
+    attempt: int
+
+
+class Read(msgspec.Struct, frozen=True, array_like=True, tag="read"):
+    """Send the pages at places `first`, `first + 1`, …, which were announced under these numbers and generations."""
+
+    first: int
+    pages: list[int]
+    generations: list[int]
+
+
+class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
+    """Everything is here and verified: the pages need not be held any more."""
+
+
+class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
+    """Still wants the pages, though it cannot take them yet."""
+
+
+# --- prefill to decode ------------------------------------------------------------------------------------------------
+
+
+class Wait(msgspec.Struct, frozen=True, array_like=True, tag="wait"):
+    """Nothing new, but alive."""
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
+    """Pages that are computed, from place `first` on; an earlier announcement of the same places is void.
+
+    `digests`: XXH3_64 of each page's bytes, all layers, latents and index keys together.
+    """
+
+    first: int
+    pages: list[int]
+    generations: list[int]
+    digests: list[int]
+
+
+class Data(msgspec.Struct, frozen=True, array_like=True, tag="data"):
+    """Answer to a `Read`; `num_bytes` of pages follow the frame."""
+
+    first: int
+    generations: list[int]
+    num_bytes: int
+
+
+class Stale(msgspec.Struct, frozen=True, array_like=True, tag="stale"):
+    """Answer to a `Read` of pages that are not what was announced any more; they are announced anew."""
+
+    first: int
+    count: int
+
+
+class Scores(msgspec.Struct, frozen=True, array_like=True, tag="scores"):
+    """Log-probabilities of the prompt's next tokens. All of them come before `Final`, and again on a new connection."""
+
+    first: int
+    logprobs: TokenLogprobs
+
+
+class Final(msgspec.Struct, frozen=True, array_like=True, tag="final"):
+    """The first token, and how many of the prompt's were cached where it was computed."""
+
+    token_id: int
+    cached_tokens: int
+    num_pages: int
+    logprobs: TokenLogprobs | None = None
+
+
+class Released(msgspec.Struct, frozen=True, array_like=True, tag="released"):
+    """Answer to `Ack`."""
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """The leg cannot be had; the connection ends."""
+
+    reason: str
+
+
+FromDecode = Response | Want | Read | Ack | Alive
+FromPrefill = Challenge | Welcome | Wait | Chunk | Data | Stale | Scores | Final | Released | Refused

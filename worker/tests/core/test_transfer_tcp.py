@@ -1,0 +1,367 @@
+"""Transfers over real sockets: strangers and forgers are dropped and counted, and nothing else changes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from baleen_worker.transfer import wire
+from baleen_worker.transfer.messages import (
+    Ack,
+    Challenge,
+    Final,
+    FromDecode,
+    FromPrefill,
+    Key,
+    Read,
+    Response,
+    Want,
+)
+from baleen_worker.transfer.orders import Cancel, Expect, Finish, Offer, Open, Receive
+from baleen_worker.transfer.state import Arrived, Begun, Failed, HandedOver, LeaseEnded, Report, Stopped, Timers
+from baleen_worker.transfer.tcp import TcpTransfer
+from baleen_worker.transfer.wire import Identity, StrangerError
+
+PAGE_BYTES = 1000
+LAYOUT = "pages=plain"
+SECRET = b"a secret of both sides"
+EPOCH = 77
+PREFILL = Identity(LAYOUT, EPOCH, SECRET)
+DECODE = Identity(LAYOUT, 78, SECRET)
+
+
+class Bytes:
+    """Pages in memory."""
+
+    page_bytes = PAGE_BYTES
+
+    def __init__(self) -> None:
+        self.pages = [bytes([number]) * PAGE_BYTES for number in range(64)]
+        self.generations = [1] * 64
+
+    def read(self, pages: Sequence[int], into: memoryview) -> None:
+        into[:] = b"".join(self.pages[page] for page in pages)
+
+    def write(self, pages: Sequence[int], data: memoryview) -> None:
+        for at, page in enumerate(pages):
+            self.pages[page] = bytes(data[at * PAGE_BYTES : (at + 1) * PAGE_BYTES])
+
+
+class End:
+    """One rank's transfer, and what it has told of each leg."""
+
+    def __init__(self, identity: Identity, *, listens: bool, timers: Timers = Timers(2.0, 3.0)) -> None:  # noqa: B008
+        self.store = Bytes()
+        self.transfer = TcpTransfer(
+            self.store,
+            self.store.generations.__getitem__,
+            identity,
+            timers,
+            vocab_size=100,
+            listen=("127.0.0.1", 0) if listens else None,
+        )
+        self.told: dict[Key, list[Report]] = {}
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + 30
+        while True:
+            for news in self.transfer.take():
+                self.told.setdefault(news.key, []).append(news.report)
+            if condition():
+                return
+            assert time.monotonic() < deadline_s, f"still waiting; told so far: {self.told}"
+            self.transfer.wait(0.05)
+
+    def wait_for(self, key: Key, kind: type[Report]) -> None:
+        self.wait(lambda: any(isinstance(report, kind) for report in self.told.get(key, [])))
+
+
+@pytest.fixture
+def prefill() -> Iterator[End]:
+    end = End(PREFILL, listens=True)
+    yield end
+    end.transfer.close()
+
+
+@pytest.fixture
+def decode() -> Iterator[End]:
+    end = End(DECODE, listens=False)
+    yield end
+    end.transfer.close()
+
+
+_numbers = itertools.count()
+
+
+def new_key() -> Key:
+    return next(_numbers).to_bytes(16, "big"), 0
+
+
+def offer(prefill: End, key: Key, pages: list[int]) -> None:
+    """A prompt that is computed and held."""
+    generations = [prefill.store.generations[page] for page in pages]
+    final = Finish(key, Final(5, 0, len(pages)))
+    prefill.transfer.give([Open(key), Offer(key, 0, pages, generations), final])
+
+
+def expect(prefill: End, decode: End, key: Key, num_pages: int, *, epoch: int = EPOCH, rank: int = 0) -> None:
+    assert prefill.transfer.address is not None
+    decode.transfer.give([Expect(key, prefill.transfer.address, epoch, rank, num_pages, 0)])
+
+
+def hand_over(prefill: End, decode: End) -> None:
+    """A leg from its beginning to its end; what all that goes wrong around it must not disturb."""
+    key = new_key()
+    expect(prefill, decode, key, 5)
+    offer(prefill, key, [3, 4, 9, 8, 20])
+    decode.wait_for(key, Begun)
+    decode.transfer.give([Receive(key, 1, [40, 41, 42, 43])])
+    decode.wait_for(key, Arrived)
+    prefill.wait_for(key, HandedOver)
+    assert [decode.store.pages[page][0] for page in (40, 41, 42, 43)] == [4, 9, 8, 20]
+
+
+_forgers: list[socket.socket] = []
+
+
+@pytest.fixture(autouse=True)
+def _close_forgers() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
+    yield
+    while _forgers:
+        _forgers.pop().close()
+
+
+class Forger:
+    """A peer that speaks the protocol as it likes."""
+
+    def __init__(self, prefill: End, identity: Identity = DECODE) -> None:
+        assert prefill.transfer.address is not None
+        host, _, port = prefill.transfer.address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=20)
+        _forgers.append(self.socket)
+        self.identity = identity
+
+    def send(self, message: FromDecode | FromPrefill) -> None:
+        self.socket.sendall(wire.encode(message))
+
+    def read(self) -> bytes:
+        """A frame, or nothing at the end."""
+        head = self._exactly(4)
+        return self._exactly(int.from_bytes(head, "little")) if head else b""
+
+    def _exactly(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            try:
+                part = self.socket.recv(count - len(data))
+            except ConnectionError:
+                return b""
+            if not part:
+                return b""
+            data += part
+        return data
+
+    def respond(self, **changes: Any) -> None:
+        """Answers the challenge, perhaps not as it should."""
+        heard = wire.decode_from_prefill(self.read())
+        assert isinstance(heard, Challenge)
+        said = wire.respond(self.identity, heard, boot_epoch=EPOCH, dp_rank=0)
+        fields: dict[str, Any] = {name: getattr(said, name) for name in said.__struct_fields__} | changes
+        self.send(Response(**fields))
+
+    def greet(self, key: Key) -> None:
+        self.respond()
+        self.read()
+        self.send(Want(*key))
+
+    def is_dropped(self) -> bool:
+        """Whether the connection ends, whatever comes before that."""
+        while self.read():
+            pass
+        return True
+
+
+FORGED: dict[str, Callable[[Forger], None]] = {
+    "nonsense": lambda forger: forger.socket.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
+    "an oversized frame": lambda forger: forger.socket.sendall((1 << 31).to_bytes(4, "little")),
+    "an empty frame": lambda forger: forger.socket.sendall(bytes(4)),
+    "another record": lambda forger: forger.send(Want(b"x", 0)),
+    "a pickle": lambda forger: forger.socket.sendall(b"\x08\x00\x00\x00\x80\x04K\x01.\x00\x00\x00"),
+    "a wrong version": lambda forger: forger.respond(version=2),
+    "a wrong layout": lambda forger: forger.respond(layout_id="pages=other"),
+    "a wrong rank": lambda forger: forger.respond(dp_rank=1),
+    "a wrong proof": lambda forger: forger.respond(proof=bytes(32)),
+    "a short nonce": lambda forger: forger.respond(nonce=b"x"),
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_a_stranger_is_dropped_and_counted(prefill: End, decode: End, what: str) -> None:
+    forger = Forger(prefill)
+    FORGED[what](forger)
+    assert forger.is_dropped()
+    assert prefill.transfer.counters.num_dropped == 1
+    hand_over(prefill, decode)
+
+
+def test_who_does_not_know_the_secret_learns_nothing_and_teaches_nothing(prefill: End, decode: End) -> None:
+    forger = Forger(prefill, replace(DECODE, secret=b"another secret, guessed"))
+    forger.respond()
+    assert forger.is_dropped()
+    stranger = End(replace(DECODE, secret=b""), listens=False)
+    key = new_key()
+    offer(prefill, key, [1, 2])
+    expect(prefill, stranger, key, 2)
+    stranger.wait_for(key, Failed)
+    stranger.transfer.close()
+    assert prefill.transfer.counters.num_dropped == 2
+    hand_over(prefill, decode)
+
+
+def test_a_greeting_that_was_overheard_is_worth_nothing(prefill: End, decode: End) -> None:
+    """The nonce of each connection is new, so a proof holds for one."""
+    first, second = Forger(prefill), Forger(prefill)
+    heard = wire.decode_from_prefill(first.read())
+    assert isinstance(heard, Challenge)
+    second.read()
+    second.send(wire.respond(DECODE, heard, boot_epoch=EPOCH, dp_rank=0))
+    assert second.is_dropped()
+    hand_over(prefill, decode)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        Read(0, [1, 2], [1, 2]),  # another generation
+        Read(0, [2, 1], [1, 1]),  # other places
+        Read(7, [1], [1]),
+        Read(-1, [1], [1]),
+        Read(0, [30], [1]),  # a page of somebody else
+    ],
+)
+def test_nothing_is_read_that_was_not_announced(prefill: End, decode: End, ask: Read) -> None:
+    key = new_key()
+    offer(prefill, key, [1, 2])
+    forger = Forger(prefill)
+    forger.greet(key)
+    told = forger.read() + forger.read()  # the chunk, the final record
+    assert told
+    forger.send(ask)
+    assert type(wire.decode_from_prefill(forger.read())).__name__ == "Stale"
+    assert prefill.transfer.counters.num_pages_sent == 0
+    hand_over(prefill, decode)
+
+
+@pytest.mark.parametrize("ask", [Read(0, [], []), Read(0, [1, 2], [1]), Want(b"x", 0)])
+def test_a_peer_that_breaks_the_protocol_is_dropped(prefill: End, decode: End, ask: FromDecode) -> None:
+    key = new_key()
+    offer(prefill, key, [1, 2])
+    forger = Forger(prefill)
+    forger.greet(key)
+    forger.send(ask)
+    assert forger.is_dropped()
+    assert prefill.transfer.counters.num_dropped == 1
+    expect(prefill, decode, key, 2)  # the leg is still to be had
+    decode.wait_for(key, Begun)
+    decode.transfer.give([Receive(key, 0, [40, 41])])
+    decode.wait_for(key, Arrived)
+
+
+def test_an_acknowledgement_before_the_end_is_no_handover(prefill: End, decode: End) -> None:
+    key = new_key()
+    prefill.transfer.give([Open(key), Offer(key, 0, [1], [1])])
+    forger = Forger(prefill)
+    forger.greet(key)
+    forger.send(Ack())
+    assert forger.is_dropped()
+    prefill.wait(lambda: prefill.transfer.counters.num_dropped == 1)
+    assert key not in prefill.told
+    hand_over(prefill, decode)
+
+
+def test_a_peer_that_never_reads_is_cut_off(prefill: End, decode: End) -> None:
+    key = new_key()
+    pages = list(range(1, 61))
+    offer(prefill, key, pages)
+    forger = Forger(prefill)
+    forger.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    forger.greet(key)
+    with_generations = Read(0, pages, [1] * 60)
+    try:
+        for _ in range(100_000):
+            forger.send(with_generations)
+    except OSError:  # it is dropped, or it blocks both ways until it is
+        pass
+    hand_over(prefill, decode)
+    prefill.wait_for(key, LeaseEnded)
+
+
+def test_a_leg_that_never_comes_is_refused_in_time(prefill: End, decode: End) -> None:
+    key = new_key()
+    expect(prefill, decode, key, 2)
+    decode.wait_for(key, Failed)
+    assert prefill.transfer.counters.num_dropped == 1
+    hand_over(prefill, decode)
+
+
+def test_nobody_comes(prefill: End) -> None:
+    key = new_key()
+    offer(prefill, key, [1, 2])
+    prefill.wait_for(key, LeaseEnded)
+
+
+def test_a_page_that_changes_hands_is_noticed_and_read_again(prefill: End, decode: End) -> None:
+    key = new_key()
+    offer(prefill, key, [1, 2])
+    prefill.store.generations[2] += 1
+    expect(prefill, decode, key, 2)
+    decode.wait_for(key, Begun)
+    decode.transfer.give([Receive(key, 0, [40, 41])])
+    prefill.wait(lambda: prefill.transfer.counters.num_stale_reads == 1)
+    prefill.transfer.give([Offer(key, 0, [1, 2], [1, 2])])
+    decode.wait_for(key, Arrived)
+
+
+def test_a_page_that_changes_unseen_is_not_stored(prefill: End, decode: End) -> None:
+    """As if bytes were damaged on the way: the digest tells, again and again, until the leg fails."""
+    key = new_key()
+    offer(prefill, key, [1, 2])
+    expect(prefill, decode, key, 2)
+    decode.wait_for(key, Begun)
+    before = decode.store.pages[41]
+    prefill.store.pages[2] = os.urandom(PAGE_BYTES)
+    decode.transfer.give([Receive(key, 0, [40, 41])])
+    decode.wait_for(key, Failed)
+    assert decode.store.pages[41] == before
+    hand_over(prefill, decode)
+
+
+def test_an_abort_says_when_nothing_is_stored_any_more(prefill: End, decode: End) -> None:
+    key = new_key()
+    offer(prefill, key, [1, 2])
+    expect(prefill, decode, key, 2)
+    decode.wait_for(key, Begun)
+    decode.transfer.give([Receive(key, 0, [40, 41]), Cancel(key)])
+    decode.wait_for(key, Stopped)
+    kept = decode.store.pages[40]
+    hand_over(prefill, decode)
+    assert decode.store.pages[40] in (kept, bytes([4]) * PAGE_BYTES)
+
+
+def test_greetings_refuse_what_differs() -> None:
+    challenge = wire.challenge(PREFILL)
+    with pytest.raises(StrangerError, match="started anew"):
+        wire.respond(DECODE, challenge, boot_epoch=EPOCH + 1, dp_rank=0)
+    with pytest.raises(StrangerError, match="laid out"):
+        wire.respond(replace(DECODE, layout_id="x"), challenge, boot_epoch=EPOCH, dp_rank=0)
+    response = wire.respond(DECODE, challenge, boot_epoch=EPOCH, dp_rank=0)
+    impostor = wire.welcome(replace(PREFILL, secret=SECRET), challenge, response)
+    wire.check_welcome(DECODE, challenge, response, impostor)
+    with pytest.raises(StrangerError, match="key"):
+        wire.check_welcome(replace(DECODE, secret=b"x"), challenge, response, impostor)
