@@ -207,7 +207,7 @@ class _Head:
                 await asyncio.wait((news,), timeout=_LAST_WORDS_S)
             failure = _failure_of(news) or _failure_of(watch) or f"the rank process died {_how(await rank.wait())}"
             await self._set_health(serving=False)
-            self._service.fail_all(failure)
+            # The end of a stream says of its requests that this worker is lost: another one may take them over.
             await self._end_streams(failure)
             raise FatalError(failure)
         finally:

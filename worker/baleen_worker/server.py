@@ -193,14 +193,6 @@ class WorkerService:
         for stream in self._streams.all:
             stream.send(pb.WorkerFrame(draining=True))
 
-    def fail_all(self, message: str) -> None:
-        """Ends every live request with an INTERNAL error."""
-        for stream in self._streams.all:
-            error = RequestError(ErrorCode.INTERNAL, message)
-            if stream.live:
-                stream.send(_errors_frame([(key, error) for key in sorted(stream.live)]))
-                stream.live.clear()
-
     def load_report(self) -> pb.LoadReport:
         """The rank's latest load."""
         return _load_report(self._state.load)

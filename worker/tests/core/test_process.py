@@ -488,7 +488,7 @@ def test_a_second_signal_ends_an_unsupervised_worker_at_once(model_dir: Path) ->
             wait_until(lambda: gone(family), "the rank is gone too")
 
 
-def test_the_ranks_death_fails_every_request_and_ends_the_head(model_dir: Path) -> None:
+def test_the_ranks_death_ends_the_streams_and_the_head_and_blames_no_request(model_dir: Path) -> None:
     with WorkerProcess(model_dir, *SLOW_STEP) as worker, Client(worker.address) as client:
         stream = client.connect()
         stream.submit(1, [1], 10_000)
@@ -496,9 +496,7 @@ def test_the_ranks_death_fails_every_request_and_ends_the_head(model_dir: Path) 
         stream.read_until(lambda: len(stream.tokens) == 2)
         worker.rank.kill()
         assert stream.read_to_end() is grpc.StatusCode.UNAVAILABLE
-        for key in (1, 2):
-            assert stream.errors[key].code == pb.ERROR_CODE_INTERNAL
-            assert "the rank process died of signal 9 (SIGKILL)" in stream.errors[key].message
+        assert not stream.errors
         assert worker.wait() == 1
         assert worker.event("fatal")["message"] == "the rank process died of signal 9 (SIGKILL)"
         assert len(worker.error_lines()) == 1
