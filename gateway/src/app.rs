@@ -10,7 +10,7 @@ use tracing::{debug, warn};
 use crate::chat::constraint::AnswerRule;
 use crate::chat::encode::{DSML, THINK_OPEN};
 use crate::chat::style::{ModelTraits, Style};
-use crate::config::{Config, Source};
+use crate::config::Config;
 use crate::error::ApiError;
 use crate::generate::{Enforced, Generator};
 use crate::http::admission::Admission;
@@ -86,16 +86,10 @@ impl App {
     /// An application whose workers are not connected yet.
     #[must_use]
     pub fn new(config: Config) -> Arc<Self> {
-        let workers: Vec<(String, Option<String>)> = match &config.source {
-            Source::Local(_) => vec![("local".to_owned(), None)],
-            Source::Remote(addresses) => {
-                addresses.iter().map(|address| (address.clone(), Some(address.clone()))).collect()
-            }
-        };
-        let pool = Pool::new(workers);
+        let pool = Pool::new(config.source.specs());
         let metrics = Arc::new(Metrics::new());
         Arc::new(Self {
-            generator: Generator::new(pool.clone(), config.policy, metrics.clone()),
+            generator: Generator::new(pool.clone(), config.policies, metrics.clone()),
             admission: Admission::new(&config, metrics.clone()),
             pool,
             metrics,
@@ -124,7 +118,7 @@ impl App {
         if self.draining.load(Ordering::Acquire) {
             return Some(ApiError::draining());
         }
-        if self.pool.ready().is_empty() {
+        if !self.pool.is_serving() {
             return Some(ApiError::not_ready(self.generator.why_not_ready()));
         }
         None

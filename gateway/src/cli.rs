@@ -6,3 +6,4 @@ pub mod probe;
 pub mod records;
 pub mod reload;
 pub mod serve;
+pub mod workers;

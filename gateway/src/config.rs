@@ -1,9 +1,8 @@
 //! What the gateway was asked to do: arguments, checked once against the machine and then frozen.
 //!
-//! `args` reads the command line, `keys` the file of API keys, `locate` finds the model and the interpreter; everything
-//! after `Config` reads plain fields. Flags the gateway does not know belong to the worker and are passed on unchanged.
+//! `args` reads the command line, `keys` the file of API keys, `locate` finds the model and the interpreter, `workers`
+//! says which workers there are; everything after `Config` reads plain fields. Flags the gateway does not know belong to the worker and are passed on unchanged.
 
-use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,15 +13,17 @@ use tokio::net::lookup_host;
 pub mod args;
 pub mod keys;
 pub mod locate;
+pub mod workers;
 
 pub use args::{Cli, Dtype, LogFormat, LogLevel, ServeArgs};
 pub use keys::{KeyDigest, KeyFile, KeySpec, digest};
 use locate::Surroundings;
+pub use workers::{LocalWorker, Source};
+use workers::{local_worker, remote_workers};
 
 use crate::chat::calls::Dialect;
 use crate::chat::style::{StyleChoice, Thinking};
-use crate::route::policy::Policy;
-use crate::supervisor::WorkerCommand;
+use crate::route::policy::Policies;
 
 /// Proxies cut connections that are idle for as little as half a minute.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
@@ -38,8 +39,10 @@ pub struct Config {
     pub listen: SocketAddr,
     pub limits: Limits,
     pub source: Source,
-    /// How the worker of a request is chosen.
-    pub policy: Policy,
+    /// Names the workers, and is read again when it changes.
+    pub workers_file: Option<PathBuf>,
+    /// How the workers of a request are chosen.
+    pub policies: Policies,
     /// Name clients use; without it the model directory's last component, or the worker's own name for it.
     pub served_model_name: Option<String>,
     /// Read instead of asking a worker.
@@ -67,40 +70,22 @@ pub struct Limits {
     pub max_body_bytes: usize,
 }
 
-/// Where tokens come from.
-#[derive(Clone, Debug)]
-pub enum Source {
-    /// A worker that this gateway starts and stops.
-    Local(LocalWorker),
-    /// `host:port` of workers that run on their own.
-    Remote(Vec<String>),
-}
-
-/// A worker to be started here.
-#[derive(Clone, Debug)]
-pub struct LocalWorker {
-    pub model_dir: PathBuf,
-    pub command: WorkerCommand,
-    /// The fake runner does without PyTorch.
-    pub needs_torch: bool,
-}
-
 impl Config {
     /// Checks `args` against the machine.
     ///
     /// # Errors
     /// One sentence that names the flag or the missing piece.
     pub async fn new(args: ServeArgs, surroundings: &Surroundings) -> Result<Self, ConfigError> {
-        refuse_unbuilt(&args)?;
         let style = style(&args)?;
         let listen = resolve(&args.host, args.port).await?;
         let tokenizer = args.tokenizer.as_deref().map(tokenizer_file).transpose()?;
-        let (source, served_model_name) = if args.worker.is_empty() {
-            let worker = local_worker(&args, surroundings)?;
-            let name = args.served_model_name.clone().or_else(|| last_component(&worker.model_dir));
-            (Source::Local(worker), name)
-        } else {
-            (Source::Remote(remote_workers(&args)?), args.served_model_name.clone())
+        let (source, served_model_name) = match remote_workers(&args)? {
+            Some(specs) => (Source::Remote(specs), args.served_model_name.clone()),
+            None => {
+                let worker = local_worker(&args, surroundings)?;
+                let name = args.served_model_name.clone().or_else(|| last_component(&worker.model_dir));
+                (Source::Local(worker), name)
+            }
         };
         Ok(Self {
             listen,
@@ -112,7 +97,12 @@ impl Config {
                 max_body_bytes: args.max_body_bytes,
             },
             source,
-            policy: args.policy,
+            workers_file: args.workers_file.clone(),
+            policies: Policies {
+                unified: args.policy,
+                prefill: args.prefill_policy.unwrap_or(args.policy),
+                decode: args.decode_policy.unwrap_or(args.policy),
+            },
             served_model_name,
             tokenizer,
             style,
@@ -141,18 +131,6 @@ impl Config {
     pub fn is_public(&self) -> bool {
         !self.listen.ip().is_loopback()
     }
-}
-
-fn refuse_unbuilt(args: &ServeArgs) -> Result<(), ConfigError> {
-    let disaggregated = args.pd_disaggregation || !args.prefill.is_empty() || !args.decode.is_empty();
-    if disaggregated {
-        return Err(ConfigError(
-            "prefill/decode disaggregation is not built: leave out --pd-disaggregation, --prefill and --decode, \
-             and give unified workers with --worker"
-                .into(),
-        ));
-    }
-    Ok(())
 }
 
 /// What the operator says about how the model speaks, under the names that other servers use.
@@ -224,91 +202,6 @@ fn tokenizer_file(path: &Path) -> Result<PathBuf, ConfigError> {
         return Ok(file);
     }
     Err(ConfigError(format!("--tokenizer {}: there is no {}", path.display(), file.display())))
-}
-
-fn remote_workers(args: &ServeArgs) -> Result<Vec<String>, ConfigError> {
-    if let Some(model) = args.model() {
-        return Err(ConfigError(format!(
-            "--worker fronts workers that run already, so {} would not be used: leave one of them out",
-            model.display()
-        )));
-    }
-    if let Some(flag) = args.worker_flags.first() {
-        return Err(ConfigError(format!(
-            "{} is not a flag of the gateway, and a worker given by --worker takes its flags where it is started",
-            flag.to_string_lossy()
-        )));
-    }
-    if args.dtype.is_some() {
-        return Err(ConfigError("--dtype is for a worker started here: leave it out beside --worker".into()));
-    }
-    let mut addresses = Vec::new();
-    for url in &args.worker {
-        let address = worker_address(url)?;
-        if addresses.contains(&address) {
-            return Err(ConfigError(format!("--worker {url} is given twice")));
-        }
-        addresses.push(address);
-    }
-    Ok(addresses)
-}
-
-fn worker_address(url: &str) -> Result<String, ConfigError> {
-    let rest = url.strip_prefix("grpc://").or_else(|| url.strip_prefix("http://")).unwrap_or(url);
-    let address = rest.trim_end_matches('/');
-    let wrong = |reason: &str| ConfigError(format!("--worker {url}: {reason}, expected [grpc://]host:port"));
-    if address.contains("://") {
-        return Err(wrong("this scheme is not spoken"));
-    }
-    let (host, port) = address.rsplit_once(':').ok_or_else(|| wrong("the port is missing"))?;
-    if host.is_empty() || host.contains(['/', '@', ' ']) || (host.contains(':') && !host.starts_with('[')) {
-        return Err(wrong("the host is malformed"));
-    }
-    match port.parse::<u16>() {
-        Ok(1..) => Ok(address.to_owned()),
-        _ => Err(wrong("the port is not a number from 1 to 65535")),
-    }
-}
-
-fn local_worker(args: &ServeArgs, surroundings: &Surroundings) -> Result<LocalWorker, ConfigError> {
-    let model_dir = match args.model() {
-        Some(path) => checked_model_dir(path)?,
-        None => surroundings.default_model()?,
-    };
-    let program = surroundings.python(args.python.as_deref())?;
-    let mut worker_args: Vec<OsString> = ["-m", "baleen_worker"].map(Into::into).into();
-    worker_args.push(model_dir.clone().into_os_string());
-    worker_args.extend(["--host", "127.0.0.1", "--port", "0", "--supervised"].map(Into::into));
-    if let Some(dtype) = args.dtype {
-        worker_args.extend(["--dtype".into(), dtype.name().into()]);
-    }
-    if let Some(name) = &args.served_model_name {
-        worker_args.extend(["--served-model-name".into(), name.into()]);
-    }
-    if let Some(level) = args.log_level {
-        worker_args.extend(["--log-level".into(), level.worker_name().into()]);
-    }
-    worker_args.extend(args.worker_flags.iter().cloned());
-    let needs_torch = !has_fake_runner(&args.worker_flags);
-    let envs = surroundings.worker_environment();
-    let command = WorkerCommand { program, args: worker_args, envs, own_process_group: false };
-    Ok(LocalWorker { model_dir, command, needs_torch })
-}
-
-fn has_fake_runner(flags: &[OsString]) -> bool {
-    flags.iter().any(|flag| flag == "--runner=fake")
-        || flags.windows(2).any(|pair| pair[0] == "--runner" && pair[1] == "fake")
-}
-
-fn checked_model_dir(path: &Path) -> Result<PathBuf, ConfigError> {
-    if path.join("config.json").is_file() {
-        return Ok(path.to_owned());
-    }
-    let path = path.display();
-    Err(ConfigError(format!(
-        "{path} is not a model directory: it should hold config.json, tokenizer.json and safetensors files; \
-         a model from the Hugging Face hub is fetched first, e.g. with `hf download NAME --local-dir DIR`"
-    )))
 }
 
 fn last_component(path: &Path) -> Option<String> {

@@ -60,6 +60,13 @@ impl ApiError {
     }
 
     #[must_use]
+    pub fn unknown_worker(name: &str) -> Self {
+        let message = format!("There is no worker {name:?} here; GET /workers lists those there are.");
+        let error = Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).with_code("worker_not_found");
+        Self { param: Some("url".into()), ..error }
+    }
+
+    #[must_use]
     pub fn wrong_method(method: &str, path: &str) -> Self {
         let message = format!("{path} does not answer {method}.");
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message).with_code("method_not_allowed")
@@ -222,11 +229,15 @@ impl From<GenerateError> for ApiError {
             FailureKind::InvalidArgument => (StatusCode::BAD_REQUEST, "invalid_request_error"),
             FailureKind::Unimplemented => (StatusCode::NOT_IMPLEMENTED, "not_implemented_error"),
             FailureKind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "server_error"),
-            FailureKind::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "server_error"),
+            FailureKind::Unavailable | FailureKind::Lost | FailureKind::PeerFailed => {
+                (StatusCode::SERVICE_UNAVAILABLE, "server_error")
+            }
+            // No status that clients try again by themselves.
+            FailureKind::Poison => (StatusCode::UNPROCESSABLE_ENTITY, "server_error"),
             FailureKind::Overloaded => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error"),
             FailureKind::DeadlineExceeded => (StatusCode::GATEWAY_TIMEOUT, "server_error"),
         };
-        let retry = matches!(failure.kind, FailureKind::Unavailable | FailureKind::Overloaded);
+        let retry = status == StatusCode::SERVICE_UNAVAILABLE || failure.kind == FailureKind::Overloaded;
         // The worker's clock may run out a moment before the gateway's.
         let code = (failure.kind == FailureKind::DeadlineExceeded).then_some(DEADLINE_EXCEEDED);
         let error = Self::new(status, kind, failure.message);

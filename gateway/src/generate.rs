@@ -1,33 +1,37 @@
-//! The one pipeline from a validated request to its events: choose a worker, submit, fold what comes back into text.
+//! The one pipeline from a validated request to its events: choose its workers, submit, fold what comes back into text,
+//! and go on elsewhere when a worker is lost.
 //!
 //! HTTP types never enter here. A `Generation` is pulled by whoever writes the response, so a client that reads slowly
-//! slows nobody but itself; dropping it, wherever that happens, aborts in the worker what has not ended.
+//! slows nobody but itself; dropping it, wherever that happens, aborts in the workers what has not ended.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use thiserror::Error;
 
-use self::needs::{Need, needs};
+use self::limits::ReplayLimits;
+use self::needs::needs;
+use self::place::Search;
 use crate::chat::constraint::Constraint;
 use crate::chat::output::OutputOptions;
 use crate::openai::{GenerationSpec, SamplingSpec};
-use crate::route::cost::CostModel;
-use crate::route::load::WorkerLoad;
-use crate::route::policy::Policy;
-use crate::route::{Candidate, RouteRequest, Router};
+use crate::route::Router;
+use crate::route::policy::Policies;
 use crate::telemetry::Metrics;
 use crate::text::tokenizer::Tokenizer;
 use crate::worker::Failure;
-use crate::worker::client::{Sample, Submission, Ticket};
 use crate::worker::mailbox::{Cut, Mailbox};
-use crate::worker::pool::{Condition, Pool, ReadyWorker};
+use crate::worker::pool::{Condition, Pool};
+use crate::worker::submit::{Sample, Submission};
 
+mod attempts;
 mod generation;
+mod limits;
 mod needs;
 mod pace;
+mod place;
+mod retained;
 
 pub use generation::{Choice, Finish, Generation, Progress};
 
@@ -117,18 +121,19 @@ pub struct Generator {
     pool: Arc<Pool>,
     metrics: Arc<Metrics>,
     router: Router,
+    limits: Arc<ReplayLimits>,
     in_progress: Mutex<HashMap<u128, Weak<Mailbox>>>,
 }
 
 impl Generator {
     #[must_use]
-    pub fn new(pool: Arc<Pool>, policy: Policy, metrics: Arc<Metrics>) -> Arc<Self> {
-        let router = Router::new(policy, pool.prefixes.clone());
-        Arc::new(Self { pool, metrics, router, in_progress: Mutex::default() })
+    pub fn new(pool: Arc<Pool>, policies: Policies, metrics: Arc<Metrics>) -> Arc<Self> {
+        let router = Router::new(policies, pool.prefixes.clone());
+        Arc::new(Self { pool, metrics, router, limits: Arc::default(), in_progress: Mutex::default() })
     }
 
-    /// Submits every choice of `spec` to one worker that has all it takes. `arrived` is when the client's request came
-    /// in.
+    /// Submits every choice of `spec` to one worker, or to one pair, that has all it takes. `arrived` is when the
+    /// client's request came in.
     ///
     /// # Errors
     /// No worker is ready, or none of them can do all that is asked for.
@@ -145,9 +150,17 @@ impl Generator {
             self.metrics.request_prompt_tokens.record(num_tokens as f64);
         }
         let needs = needs(&spec);
-        let tickets = self.submit(submissions(spec), &needs, generation.mailbox())?;
+        let submissions = submissions(spec);
+        let now = Instant::now();
+        let is_poison = |submission: &Submission| self.limits.is_poison(|| retained::fingerprint(submission), now);
+        if submissions.iter().any(is_poison) {
+            return Err(GenerateError::Worker(Failure::poison()));
+        }
+        let search = Search { submissions: &submissions, needs: &needs, avoided: &[] };
+        let placements = self.place(&search, generation.mailbox())?;
+        self.limits.note_request(now);
         self.lock().insert(generation.id, Arc::downgrade(generation.mailbox()));
-        generation.hold(tickets);
+        generation.hold(placements, submissions, needs);
         Ok(generation)
     }
 
@@ -164,55 +177,6 @@ impl Generator {
         mailboxes.len()
     }
 
-    fn submit(
-        &self,
-        mut submissions: Vec<Submission>,
-        needs: &[Need],
-        mailbox: &Arc<Mailbox>,
-    ) -> Result<Vec<Ticket>, GenerateError> {
-        let ready = self.pool.ready();
-        let mut workers: Vec<ReadyWorker> =
-            ready.iter().filter(|worker| needs.iter().all(|need| need.is_met_by(&worker.info))).cloned().collect();
-        if let (true, Some(need)) = (workers.is_empty(), needs::unmet(needs, &ready)) {
-            return Err(self.unable(need.clone()));
-        }
-        while let Some((index, prefill_us)) = self.choose(&submissions, &workers) {
-            // Samples of a prompt share its pages.
-            submissions.iter_mut().take(1).for_each(|first| first.prefill_us = prefill_us);
-            match workers.swap_remove(index).link.submit(submissions, mailbox) {
-                Ok(tickets) => return Ok(tickets),
-                // Its stream ended a moment ago.
-                Err(returned) => submissions = returned,
-            }
-        }
-        Err(GenerateError::NoWorker(self.why_not_ready()))
-    }
-
-    /// Says that no ready worker meets a need. One that is not ready perhaps does.
-    fn unable(&self, Need { ability, field }: Need) -> GenerateError {
-        let may_come = |condition| matches!(condition, Condition::Draining | Condition::NotReady(_));
-        if !self.pool.slots().iter().any(|slot| may_come(slot.condition())) {
-            return GenerateError::Unable { field, ability };
-        }
-        let reasons = self.reasons();
-        GenerateError::NoWorker(format!(
-            "No worker that is ready has the ability '{ability}', which '{field}' takes ({reasons}). Try again shortly."
-        ))
-    }
-
-    /// A worker for all submissions of a request, by its first prompt, and what that prompt costs there.
-    fn choose(&self, submissions: &[Submission], workers: &[ReadyWorker]) -> Option<(usize, f64)> {
-        let (first, model) = (submissions.first()?, &workers.first()?.info);
-        let request = RouteRequest {
-            prompt: &first.prompt_token_ids,
-            cache_salt: &first.cache_salt,
-            page_size_tokens: model.page_size_tokens as usize,
-            cost: CostModel::of(&model.model_type),
-        };
-        let candidates: Vec<Candidate> = workers.iter().map(candidate).collect();
-        self.router.choose(&request, &candidates).map(|choice| (choice.index, choice.prefill_us))
-    }
-
     /// One sentence for a client that finds no worker.
     #[must_use]
     pub fn why_not_ready(&self) -> String {
@@ -221,12 +185,13 @@ impl Generator {
 
     /// What keeps each worker that is not ready.
     fn reasons(&self) -> String {
-        let reasons = self.pool.slots().iter().filter_map(|slot| match slot.condition() {
+        let slots = self.pool.slots();
+        let reasons = slots.iter().filter_map(|slot| match slot.condition() {
             Condition::Ready => None,
             Condition::Draining => Some(format!("{} is shutting down", slot.name)),
             Condition::NotReady(reason) | Condition::Refused(reason) => Some(format!("{}: {reason}", slot.name)),
         });
-        reasons.collect::<Vec<_>>().join("; ")
+        reasons.chain(self.pool.unpaired()).collect::<Vec<_>>().join("; ")
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u128, Weak<Mailbox>>> {
@@ -234,33 +199,25 @@ impl Generator {
     }
 }
 
-fn candidate(worker: &ReadyWorker) -> Candidate {
-    let (load, in_flight) = (&worker.link.load, worker.link.in_flight());
-    let reported = load.running_requests.load(Ordering::Relaxed) + load.waiting_requests.load(Ordering::Relaxed);
-    let load = WorkerLoad {
-        in_flight: in_flight.requests,
-        reported_requests: reported as usize,
-        waiting_prompt_tokens: load.waiting_prompt_tokens.load(Ordering::Relaxed),
-        pending_prefill_us: in_flight.pending_prefill_us,
-    };
-    Candidate { worker: worker.number, name_hash: worker.name_hash, load }
-}
-
 /// One submission per choice. A client's seed goes to sample 0 as it is; the others get seeds derived from it, so that
 /// samples differ and the whole request is reproducible.
 fn submissions(spec: GenerateSpec) -> Vec<Submission> {
     let GenerateSpec { id, prompts, n, mut sampling, priority, deadline_ms, cache_salt, constraint, output, .. } = spec;
     let seed = sampling.seed.unwrap_or_else(rand::random);
+    let cache_salt: Arc<str> = cache_salt.into();
     let mut submissions = Vec::with_capacity(prompts.len() * n as usize);
-    for Prompt { mut token_ids, max_tokens } in prompts {
+    for Prompt { token_ids, max_tokens } in prompts {
         sampling.max_tokens = Some(max_tokens);
+        let prompt_token_ids = Arc::new(token_ids);
         let group_id = if submissions.is_empty() { id } else { rand::random() };
         for index in 0..n {
             sampling.seed = Some(sample_seed(seed, index));
-            let is_last = index + 1 == n;
             submissions.push(Submission {
+                choice: u32::try_from(submissions.len()).unwrap_or(u32::MAX),
                 request_id: if index == 0 { group_id } else { rand::random() },
-                prompt_token_ids: if is_last { std::mem::take(&mut token_ids) } else { token_ids.clone() },
+                attempt: 0,
+                prompt_token_ids: prompt_token_ids.clone(),
+                resumed_token_ids: Vec::new(),
                 sampling: sampling.clone(),
                 sample: Sample { group_id, index, size: n },
                 priority,
@@ -268,7 +225,6 @@ fn submissions(spec: GenerateSpec) -> Vec<Submission> {
                 cache_salt: cache_salt.clone(),
                 constraint: constraint.as_ref().map(|enforced| enforced.constraint.clone()),
                 starts_in_reasoning: output.starts_in_reasoning,
-                prefill_us: 0.0,
             });
         }
     }

@@ -28,6 +28,7 @@ pub mod messages;
 pub mod responses;
 pub mod sse;
 pub mod tokenize;
+pub mod workers;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_REQUEST_ID_LEN: usize = 64;
@@ -52,7 +53,13 @@ fn guarded() -> Vec<Endpoint> {
 
 /// What needs an operator's key.
 fn operators() -> Vec<Endpoint> {
-    vec![("/flush_cache", post(admin::flush_cache)), ("/abort_request", post(admin::abort_request))]
+    vec![
+        ("/flush_cache", post(admin::flush_cache)),
+        ("/abort_request", post(admin::abort_request)),
+        ("/workers", get(workers::list).post(workers::add)),
+        ("/workers/drain", post(workers::drain)),
+        ("/workers/remove", post(workers::remove)),
+    ]
 }
 
 /// What needs no key: probes, metrics, and the description of the API.

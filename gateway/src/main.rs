@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use baleen_gateway::cli::chat::ChatCli;
 use baleen_gateway::cli::records::RecordsCli;
 use baleen_gateway::cli::serve;
+use baleen_gateway::cli::workers::WorkersCli;
 use baleen_gateway::config::ServeArgs;
 use clap::Parser;
 
@@ -19,6 +20,9 @@ fn main() -> ExitCode {
     }
     if ChatCli::is_meant(&command_line) {
         return chat(command_line);
+    }
+    if WorkersCli::is_meant(&command_line) {
+        return manage_workers(command_line);
     }
     let args = match ServeArgs::parse(command_line) {
         Ok(args) => args,
@@ -54,6 +58,16 @@ fn work_on_records(command_line: Vec<std::ffi::OsString>) -> ExitCode {
 fn chat(command_line: Vec<std::ffi::OsString>) -> ExitCode {
     match ChatCli::parse_line(command_line) {
         Ok(cli) => cli.run().unwrap_or_else(|error| fail(&format!("{error:#}"))),
+        Err(error) => {
+            let _ = error.print();
+            ExitCode::from(if error.use_stderr() { 2 } else { 0 })
+        }
+    }
+}
+
+fn manage_workers(command_line: Vec<std::ffi::OsString>) -> ExitCode {
+    match WorkersCli::parse_line(command_line) {
+        Ok(cli) => cli.run().map_or_else(|error| fail(&format!("{error:#}")), |()| ExitCode::SUCCESS),
         Err(error) => {
             let _ = error.print();
             ExitCode::from(if error.use_stderr() { 2 } else { 0 })

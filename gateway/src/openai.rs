@@ -23,6 +23,7 @@ pub mod sampling;
 pub mod sections;
 mod strict_json;
 pub mod tokenize;
+pub mod workers;
 
 pub use error::{ErrorObject, InvalidRequest, RejectKind};
 pub use generation::{GenerationSpec, ModelFacts, StreamSpec};

@@ -9,12 +9,13 @@ pub mod cost;
 mod holders;
 pub mod load;
 pub mod pages;
+pub mod pd;
 pub mod policy;
 pub mod prefix;
 
 use cost::CostModel;
 use load::WorkerLoad;
-use policy::Policy;
+use policy::{Policies, Policy};
 use prefix::SharedPrefixIndex;
 
 /// One worker that could take a request.
@@ -24,6 +25,8 @@ pub struct Candidate {
     pub worker: u16,
     /// Hash of its name, by which prompts are spread the same way by every gateway.
     pub name_hash: u64,
+    /// Hash of its pages' layout: only workers of one layout make a pair.
+    pub layout: u64,
     pub load: WorkerLoad,
 }
 
@@ -50,7 +53,7 @@ pub struct Choice {
 /// Chooses by one policy. Decisions may be made on many threads at once.
 #[derive(Debug)]
 pub struct Router {
-    policy: Policy,
+    policies: Policies,
     prefixes: Arc<SharedPrefixIndex>,
     /// Counts decisions: equal workers take turns by it, and chance is drawn from it.
     turn: AtomicU64,
@@ -58,40 +61,61 @@ pub struct Router {
 
 impl Router {
     #[must_use]
-    pub fn new(policy: Policy, prefixes: Arc<SharedPrefixIndex>) -> Self {
-        Self { policy, prefixes, turn: AtomicU64::new(0) }
+    pub fn new(policies: impl Into<Policies>, prefixes: Arc<SharedPrefixIndex>) -> Self {
+        Self { policies: policies.into(), prefixes, turn: AtomicU64::new(0) }
     }
 
     /// The worker for this request; `None` where there is no candidate.
     #[must_use]
     pub fn choose(&self, request: &RouteRequest<'_>, workers: &[Candidate]) -> Option<Choice> {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        let found = match self.policy {
+        let turn = self.next_turn();
+        let policy = self.policies.unified;
+        let found = self.found(policy, request, workers);
+        let prefill_us = |index: usize| request.cost.prefill_us(found[index], request.prompt.len());
+        let index = choose_by(policy, turn, request, workers, |index| {
+            workers[index].load.busy_us(&request.cost) + prefill_us(index)
+        })?;
+        Some(Choice { index, cached_tokens: found[index], prefill_us: prefill_us(index) })
+    }
+
+    fn next_turn(&self) -> u64 {
+        self.turn.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Per candidate, how much of the prompt it is known to hold, where the policy asks.
+    fn found(&self, policy: Policy, request: &RouteRequest<'_>, workers: &[Candidate]) -> Vec<usize> {
+        match policy {
             // A single worker takes everything: nothing is looked up for it.
             Policy::CacheAware if workers.len() > 1 => self.cached_tokens(request, workers),
             _ => vec![0; workers.len()],
-        };
-        let prefill_us = |cached: usize| request.cost.prefill_us(cached, request.prompt.len());
-        let index = match self.policy {
-            Policy::RoundRobin => policy::in_turn(turn, workers.len()),
-            Policy::PowerOfTwo => policy::lighter_of_two(turn, workers),
-            Policy::LeastLoad => policy::least_loaded(turn, workers),
-            Policy::PrefixHash => policy::by_hash(beginning_hash(request), turn, workers),
-            Policy::CacheAware => policy::cheapest(turn, workers.len(), |index| {
-                workers[index].load.busy_us(&request.cost) + prefill_us(found[index])
-            }),
-        }?;
-        Some(Choice { index, cached_tokens: found[index], prefill_us: prefill_us(found[index]) })
+        }
     }
 
     /// Per candidate, how much of the prompt it is known to hold.
     fn cached_tokens(&self, request: &RouteRequest<'_>, workers: &[Candidate]) -> Vec<usize> {
-        let prompt = pages::page_hashes(request.prompt, request.cache_salt, request.page_size_tokens);
-        let depths = self.prefixes.read(|index| index.depths(&prompt));
+        let prompt = pages::page_names(request.prompt, request.cache_salt, request.page_size_tokens);
+        let depths = self.prefixes.read(|index| index.depths(prompt));
         // A worker computes at least the last token of a prompt anew.
         let most = request.prompt.len().saturating_sub(1);
         let tokens = |depth: u32| (depth as usize * request.page_size_tokens).min(most);
         workers.iter().map(|worker| depths.get(usize::from(worker.worker)).map_or(0, |&depth| tokens(depth))).collect()
+    }
+}
+
+/// The worker that `policy` names, where `cost_us` is what the request costs each.
+fn choose_by(
+    policy: Policy,
+    turn: u64,
+    request: &RouteRequest<'_>,
+    workers: &[Candidate],
+    cost_us: impl Fn(usize) -> f64,
+) -> Option<usize> {
+    match policy {
+        Policy::RoundRobin => policy::in_turn(turn, workers.len()),
+        Policy::PowerOfTwo => policy::lighter_of_two(turn, workers),
+        Policy::LeastLoad => policy::least_loaded(turn, workers),
+        Policy::PrefixHash => policy::by_hash(beginning_hash(request), turn, workers),
+        Policy::CacheAware => policy::cheapest(turn, workers.len(), cost_us),
     }
 }
 

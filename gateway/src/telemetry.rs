@@ -40,6 +40,8 @@ const ACTIVE_REQUESTS: &str = "baleen_active_requests";
 const MAX_ACTIVE_REQUESTS: &str = "baleen_max_active_requests";
 const QUEUED_REQUESTS: &str = "baleen_queued_requests";
 const QUEUE_TIME: &str = "baleen_queue_time_seconds";
+const RETRIES: &str = "baleen_request_retries_total";
+const REPLAYS: &str = "baleen_request_replays_total";
 const WORKER_READY: &str = "baleen_worker_ready";
 const WORKER_RUNNING: &str = "baleen_worker_running_requests";
 const WORKER_WAITING: &str = "baleen_worker_waiting_requests";
@@ -115,6 +117,9 @@ pub struct Metrics {
     pub prompt_tokens: Counter,
     pub cached_prompt_tokens: Counter,
     pub output_tokens: Counter,
+    /// Choices submitted anew before their first token, and after it.
+    pub retries: Counter,
+    pub replays: Counter,
     pub ttft: Histogram,
     pub itl: Histogram,
     pub duration: Histogram,
@@ -164,6 +169,8 @@ impl Metrics {
             prompt_tokens: counter(PROMPT_TOKENS),
             cached_prompt_tokens: counter(CACHED_PROMPT_TOKENS),
             output_tokens: counter(OUTPUT_TOKENS),
+            retries: counter(RETRIES),
+            replays: counter(REPLAYS),
             ttft: histogram(TTFT),
             itl: histogram(ITL),
             duration: histogram(DURATION),
@@ -236,6 +243,8 @@ fn describe(recorder: &PrometheusRecorder) {
         (PROMPT_TOKENS, "Prompt tokens of requests that reached a worker."),
         (CACHED_PROMPT_TOKENS, "Prompt tokens that came from a worker's cache."),
         (OUTPUT_TOKENS, "Tokens that workers generated."),
+        (RETRIES, "Choices that another worker was given before their first token, because theirs failed."),
+        (REPLAYS, "Choices that another worker went on with after tokens were out, because theirs was lost."),
         (keys::KEY_REQUESTS, "Requests that ended, by the name of their API key and by outcome."),
         (keys::KEY_PROMPT_TOKENS, "Prompt tokens, by the name of the API key."),
         (keys::KEY_OUTPUT_TOKENS, "Generated tokens, by the name of the API key."),

@@ -5,6 +5,7 @@
 use std::fmt;
 use std::time::Duration;
 
+pub mod breaker;
 pub mod calls;
 pub mod client;
 pub mod codec;
@@ -12,6 +13,7 @@ pub mod dispatch;
 pub mod mailbox;
 pub mod outbox;
 pub mod pool;
+pub mod submit;
 pub mod wire;
 
 /// Version of `baleen.worker.v1` that this gateway speaks.
@@ -20,13 +22,62 @@ pub const PROTOCOL_VERSION: u32 = 1;
 /// A stream that brings nothing for this long, not even an echoed heartbeat, is taken for broken.
 pub const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 
+/// A worker that has requests and computes no step for this long is taken for hung, however lively its head is.
+pub const STALL_LIMIT: Duration = Duration::from_secs(10);
+
 /// Interval of the gateway's heartbeats on each stream.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Feature of workers that take up an answer which another one began (`resumed_token_ids`).
+pub const RESUME: &str = "resume";
+
+/// Which part of a request a worker does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// All of it.
+    #[default]
+    Unified,
+    /// The prompt and the first token.
+    Prefill,
+    /// Every token, after another worker has computed the prompt.
+    Decode,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Unified => "unified",
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        })
+    }
+}
+
+/// Where a prefill worker's pages are read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TransferEndpoint {
+    /// "tcp", for example.
+    pub backend: String,
+    /// `host:port`
+    pub address: String,
+}
+
+impl TransferEndpoint {
+    /// The port of its address, where it has one.
+    #[must_use]
+    pub fn port(&self) -> Option<u16> {
+        self.address.rsplit_once(':').and_then(|(_, port)| port.parse().ok())
+    }
+}
 
 /// What a worker said about itself when it was reached.
 #[derive(Clone, Debug)]
 pub struct WorkerInfo {
     pub boot_epoch: u64,
+    pub role: Role,
+    /// Byte layout of its pages: two workers exchange pages only where it is equal.
+    pub layout_id: String,
+    pub transfer_endpoints: Vec<TransferEndpoint>,
     pub model_id: String,
     pub model_type: String,
     pub config_digest: String,
@@ -49,6 +100,11 @@ impl WorkerInfo {
     pub fn capacity_tokens(&self) -> u64 {
         u64::from(self.capacity_pages) * u64::from(self.page_size_tokens)
     }
+
+    #[must_use]
+    pub fn has_feature(&self, name: &str) -> bool {
+        self.features.iter().any(|feature| feature == name)
+    }
 }
 
 /// Files of a model that let a gateway speak its language.
@@ -65,7 +121,14 @@ pub enum FailureKind {
     InvalidArgument,
     Unimplemented,
     Internal,
+    /// The worker takes no request; another one may.
     Unavailable,
+    /// The worker is gone, and with it what it had computed.
+    Lost,
+    /// The worker is well, and the one that computed the prompt for it did not hand it over.
+    PeerFailed,
+    /// Workers die under this request.
+    Poison,
     Overloaded,
     DeadlineExceeded,
 }
@@ -81,10 +144,18 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// The worker is gone, draining or not there: another attempt may succeed.
+    /// The worker is gone: another one may take the request over.
     #[must_use]
-    pub fn unavailable(message: impl Into<String>) -> Self {
-        Self { kind: FailureKind::Unavailable, field: None, message: message.into() }
+    pub fn lost(message: impl Into<String>) -> Self {
+        Self { kind: FailureKind::Lost, field: None, message: message.into() }
+    }
+
+    /// One worker after the other died under the request.
+    #[must_use]
+    pub fn poison() -> Self {
+        let message =
+            "Two workers died while they computed this request, so it is not tried again: it may be the cause.";
+        Self { kind: FailureKind::Poison, field: None, message: message.into() }
     }
 }
 

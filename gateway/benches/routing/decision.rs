@@ -42,6 +42,7 @@ pub fn measure() -> Value {
         .map(|worker| Candidate {
             worker,
             name_hash: random.random(),
+            layout: 0,
             load: WorkerLoad { in_flight: random.random_range(0..64), ..WorkerLoad::default() },
         })
         .collect();

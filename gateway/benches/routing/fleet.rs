@@ -43,6 +43,24 @@ pub fn conversations() -> Value {
     json!({"shared": of(&shared), "strangers": of(&strangers)})
 }
 
+/// What knowing the caches gains by the size of the fleet, and the most that any routing could: all tokens that came
+/// before, in one cache that forgets nothing.
+pub fn gain() -> Value {
+    let arrivals = trace::conversations(20.0);
+    let share = |size, policy| Fleet::new(size, 1_500, policy).run(&arrivals)["cached_share"].clone();
+    let of = |size: u16| {
+        let shares = json!({
+            "cache_aware": share(size, Policy::CacheAware),
+            "round_robin": share(size, Policy::RoundRobin),
+        });
+        (size.to_string(), shares)
+    };
+    let mut shares: Map<_, _> = [8, 16, 32, 64].map(of).into_iter().collect();
+    let everything = Fleet::new(1, usize::MAX, Policy::RoundRobin).run(&arrivals)["cached_share"].clone();
+    shares.insert("most_possible".into(), everything);
+    json!(shares)
+}
+
 /// A second of 100,000 requests for 1,000 workers, and smaller fleets at the same load a worker.
 pub fn scale() -> Value {
     let sizes = [10_u16, 100, 1_000];
@@ -103,6 +121,7 @@ impl Fleet {
         let candidate = |worker: u16| Candidate {
             worker,
             name_hash: u64::from(worker).wrapping_mul(0x9E37_79B9_7F4A_7C15),
+            layout: 0,
             load: WorkerLoad::default(),
         };
         Self {

@@ -14,8 +14,12 @@ use serde_json::{Map, Value, json};
 
 type Part = (&'static str, fn() -> Value);
 
-const PARTS: &[Part] =
-    &[("decision", decision::measure), ("conversations", fleet::conversations), ("scale", fleet::scale)];
+const PARTS: &[Part] = &[
+    ("decision", decision::measure),
+    ("conversations", fleet::conversations),
+    ("gain", fleet::gain),
+    ("scale", fleet::scale),
+];
 
 fn main() {
     let asked: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 
 use crate::app::Model;
 use crate::supervisor::{Phase, ReadyReport};
+use crate::worker::Role;
 
 /// Facts of the banner that come from the start itself.
 #[derive(Clone, Debug)]
@@ -17,7 +18,9 @@ pub struct Start {
     pub started: Instant,
     /// Of a worker that this gateway started.
     pub report: Option<ReadyReport>,
-    pub num_workers: usize,
+    pub roles: Vec<Role>,
+    /// Why workers of a pair find no partner, a sentence each.
+    pub unpaired: Vec<String>,
     pub needs_key: bool,
 }
 
@@ -38,6 +41,7 @@ fn render(start: &Start, model: &Model, colour: bool) -> String {
     line("model", format!("{bold}{}{end}  {}", model.name, model.info.model_type));
     line("worker", worker_line(start, model));
     line("memory", memory_line(start.report.as_ref(), model));
+    start.unpaired.iter().for_each(|sentence| line("unused", sentence.clone()));
     let ready = format!("ready in {:.1} s", start.started.elapsed().as_secs_f64());
     let version = env!("CARGO_PKG_VERSION");
     let key = if start.needs_key { " \\\n    -H \"Authorization: Bearer $BALEEN_API_KEY\"" } else { "" };
@@ -52,9 +56,13 @@ fn render(start: &Start, model: &Model, colour: bool) -> String {
 
 fn worker_line(start: &Start, model: &Model) -> String {
     let what = format!("{}, {}", model.info.device, model.info.dtype);
-    match (start.num_workers, &start.report) {
+    let count = |role| start.roles.iter().filter(|&&other| other == role).count();
+    match (start.roles.len(), &start.report) {
         (_, Some(report)) => format!("{what}  (loaded in {:.1} s)", report.load_seconds),
         (1, None) => what,
+        (_, None) if count(Role::Prefill) > 0 => {
+            format!("{} prefill and {} decode, the first on {what}", count(Role::Prefill), count(Role::Decode))
+        }
         (count, None) => format!("{count} workers, the first on {what}"),
     }
 }

@@ -21,7 +21,7 @@ use crate::config::locate::Surroundings;
 use crate::config::{Config, ServeArgs, Source};
 use crate::telemetry;
 
-mod client;
+pub(super) mod client;
 mod command;
 mod conversation;
 mod input;

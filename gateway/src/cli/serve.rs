@@ -8,7 +8,7 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
-use tokio::task::{JoinError, JoinHandle};
+use tokio::task::{JoinError, JoinHandle, JoinSet};
 use tracing::{info, warn};
 
 use super::{banner, probe, reload};
@@ -75,7 +75,8 @@ pub async fn run(args: ServeArgs) -> Result<(), ServeError> {
         address,
         started,
         report: None,
-        num_workers: server.app.pool.slots().len(),
+        roles: server.app.pool.slots().iter().map(|slot| slot.spec.role).collect(),
+        unpaired: Vec::new(),
         needs_key: server.app.config.needs_key(),
     };
     let ended = tokio::select! {
@@ -107,8 +108,9 @@ pub struct Server {
     stop_http: watch::Sender<bool>,
     http: JoinHandle<()>,
     stop_worker: watch::Sender<bool>,
-    phases: Option<watch::Receiver<Phase>>,
-    supervisor: Option<JoinHandle<Result<(), StartError>>>,
+    /// Of the workers that are started here.
+    phases: Vec<watch::Receiver<Phase>>,
+    supervisors: JoinSet<Result<(), StartError>>,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -119,16 +121,21 @@ impl Server {
         let (stop_http, http_stopped) = watch::channel(false);
         let (stop_worker, worker_stopped) = watch::channel(false);
         let http = tokio::spawn(listen::serve(listener, http::routes(app.clone()), http_stopped));
-        let mut tasks = app.pool.start(&FirstModel::of(app.clone()));
-        tasks.push(tokio::spawn(upkeep(app.clone())));
-        tasks.push(tokio::spawn(reload::keep_keys_up_to_date(app.clone())));
-        let (mut phases, mut supervisor) = (None, None);
-        if let (Source::Local(worker), Some(slot)) = (&app.config.source, app.pool.slots().first()) {
-            let child = Supervisor::new(worker.command.clone(), slot.clone(), worker_stopped);
-            phases = Some(child.phases());
-            supervisor = Some(tokio::spawn(child.run()));
+        app.pool.start(&FirstModel::of(app.clone()));
+        let tasks = vec![
+            tokio::spawn(upkeep(app.clone())),
+            tokio::spawn(reload::keep_keys_up_to_date(app.clone())),
+            tokio::spawn(reload::keep_workers_up_to_date(app.clone())),
+        ];
+        let (mut phases, mut supervisors) = (Vec::new(), JoinSet::new());
+        if let Source::Local(worker) = &app.config.source {
+            for (slot, &role) in app.pool.slots().iter().zip(&worker.roles) {
+                let child = Supervisor::new(worker.command_of(role), slot.clone(), worker_stopped.clone());
+                phases.push(child.phases());
+                supervisors.spawn(child.run());
+            }
         }
-        Self { app, stop_http, http, stop_worker, phases, supervisor, tasks }
+        Self { app, stop_http, http, stop_worker, phases, supervisors, tasks }
     }
 
     /// Shows progress until a worker is ready.
@@ -136,16 +143,15 @@ impl Server {
     /// # Errors
     /// The local worker cannot be started, or cannot be used.
     pub async fn until_ready(&mut self) -> Result<(), ServeError> {
-        let progress = self.phases.clone().map(|phases| tokio::spawn(banner::show_progress(phases)));
+        // One line cannot show the progress of several.
+        let single = self.phases.first().filter(|_| self.phases.len() == 1).cloned();
+        let progress = single.map(|phases| tokio::spawn(banner::show_progress(phases)));
         let ready = wait_until_ready(self.app.clone());
-        match &mut self.supervisor {
-            None => ready.await,
-            Some(supervisor) => tokio::select! {
+        match self.supervisors.is_empty() {
+            true => ready.await,
+            false => tokio::select! {
                 () = ready => {}
-                ended = supervisor => {
-                    self.supervisor = None;
-                    return ended?.map_err(ServeError::Worker);
-                }
+                Some(ended) = self.supervisors.join_next() => return ended?.map_err(ServeError::Worker),
                 unusable = unusable(self.app.clone()) => {
                     return Err(ServeError::Unusable(unusable));
                 }
@@ -160,19 +166,18 @@ impl Server {
     /// Shows progress and the banner; then waits, and returns only if the worker cannot be started.
     async fn run(&mut self, mut start: banner::Start) -> Result<(), ServeError> {
         self.until_ready().await?;
-        if let Some(Phase::Ready(report)) = self.phases.as_ref().map(|phases| phases.borrow().clone()) {
+        if let [phases] = self.phases.as_slice()
+            && let Phase::Ready(report) = phases.borrow().clone()
+        {
             start.report = Some(report);
         }
+        start.unpaired = self.app.pool.unpaired();
         if let Some(model) = self.app.model() {
             banner::print(&start, model);
         }
-        match &mut self.supervisor {
+        match self.supervisors.join_next().await {
             None => std::future::pending().await,
-            Some(supervisor) => {
-                let ended = supervisor.await;
-                self.supervisor = None;
-                ended?.map_err(ServeError::Worker)
-            }
+            Some(ended) => ended?.map_err(ServeError::Worker),
         }
     }
 
@@ -195,23 +200,22 @@ impl Server {
     }
 
     /// Ends everything at once, the worker included.
-    pub async fn stop(self) {
+    pub async fn stop(mut self) {
         self.app.start_draining();
         // First the streams to the workers: what is still in flight ends with an error its client can read.
+        self.app.pool.stop();
         self.tasks.iter().for_each(JoinHandle::abort);
         self.stop_http.send_replace(true);
         self.stop_worker.send_replace(true);
         // Each of the two ends by itself within its own bound; a panic in one must not keep the other from ending.
         let _ = self.http.await;
-        if let Some(supervisor) = self.supervisor {
-            let _ = supervisor.await;
-        }
+        while self.supervisors.join_next().await.is_some() {}
     }
 }
 
 async fn wait_until_ready(app: Arc<App>) {
     let mut changes = app.pool.changes();
-    while app.pool.ready().is_empty() {
+    while !app.pool.is_serving() {
         if changes.changed().await.is_err() {
             return;
         }
@@ -222,7 +226,11 @@ async fn wait_until_ready(app: Arc<App>) {
 async fn unusable(app: Arc<App>) -> String {
     let mut changes = app.pool.changes();
     loop {
-        if let Some(Condition::Refused(reason)) = app.pool.slots().first().map(|slot| slot.condition()) {
+        let refused = app.pool.slots().iter().find_map(|slot| match slot.condition() {
+            Condition::Refused(reason) => Some(reason),
+            _ => None,
+        });
+        if let Some(reason) = refused {
             return reason;
         }
         if changes.changed().await.is_err() {

@@ -17,6 +17,7 @@ Examples:
   gateway serve                                  the small built-in model, on this machine
   gateway serve /models/DeepSeek-V3.2 --port 8000
   gateway --worker 10.0.0.1:30001 --worker 10.0.0.2:30001
+  gateway --prefill http://10.0.0.1:30001 --decode http://10.0.0.2:30001
   gateway chat                                   talk to the server on this machine
   gateway render --tokenizer tokenizer.json FILE what prompt recorded messages become
   gateway parse FILE                             what recorded outputs mean";
@@ -52,9 +53,35 @@ pub struct ServeFlags {
     /// Front a worker that runs already, [grpc://]host:port; repeat for several
     #[arg(long, value_name = "URL")]
     pub worker: Vec<String>,
+    /// Front a prefill worker that runs already, with the port its pages are read at if it should be checked; repeat
+    /// for several
+    #[arg(long, value_names = ["URL", "PORT"], num_args = 1..=2, action = ArgAction::Append)]
+    pub prefill: Vec<String>,
+    /// Front a decode worker that runs already; repeat for several
+    #[arg(long, value_name = "URL")]
+    pub decode: Vec<String>,
+    /// File that names workers which run already, one a line: unified|prefill|decode HOST:PORT; read again when it
+    /// changes
+    #[arg(long, value_name = "FILE")]
+    pub workers_file: Option<PathBuf>,
+    /// Said by --prefill and --decode already
+    #[arg(long)]
+    pub pd_disaggregation: bool,
+    /// Start this many prefill workers for MODEL_DIR here; goes with --decode-workers
+    #[arg(long, value_parser = positive, value_name = "N", requires = "decode_workers")]
+    pub prefill_workers: Option<usize>,
+    /// Start this many decode workers for MODEL_DIR here; goes with --prefill-workers
+    #[arg(long, value_parser = positive, value_name = "N", requires = "prefill_workers")]
+    pub decode_workers: Option<usize>,
     /// How a request's worker is chosen among several
     #[arg(long, value_enum, default_value_t, value_name = "NAME")]
     pub policy: Policy,
+    /// The same for prefill workers alone [default: --policy]
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub prefill_policy: Option<Policy>,
+    /// The same for decode workers alone [default: --policy]
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub decode_policy: Option<Policy>,
     /// Address to listen on
     #[arg(long, default_value = "127.0.0.1", help_heading = "Serving")]
     pub host: String,
@@ -110,12 +137,6 @@ pub struct ServeFlags {
     pub log_level: Option<LogLevel>,
     #[arg(long, default_value = "text", ignore_case = true, help_heading = "Logging")]
     pub log_format: LogFormat,
-    #[arg(long, hide = true)]
-    pub pd_disaggregation: bool,
-    #[arg(long, hide = true, num_args = 1..=2)]
-    pub prefill: Vec<String>,
-    #[arg(long, hide = true)]
-    pub decode: Vec<String>,
     /// How prompts and answers write tool calls: deepseekv32, deepseekv31, deepseekv3 [default: the model's]
     #[arg(long, value_name = "NAME", help_heading = "Model")]
     pub tool_call_parser: Option<String>,

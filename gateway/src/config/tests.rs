@@ -8,6 +8,9 @@ use super::locate::Surroundings;
 use super::*;
 use crate::chat::calls::Dialect;
 use crate::chat::style::{StyleChoice, Thinking};
+use crate::route::policy::{Policies, Policy};
+use crate::worker::Role;
+use crate::worker::pool::WorkerSpec;
 
 fn parse(words: &str) -> ServeArgs {
     try_parse(words).unwrap()
@@ -145,8 +148,8 @@ async fn the_models_name_is_its_folder_unless_another_is_given() {
 async fn running_workers_are_named_by_address() {
     let config =
         configure("gateway --worker grpc://a.example:1 --worker http://[::1]:2/ --worker 10.0.0.1:3").await.unwrap();
-    let Source::Remote(addresses) = config.source else { unreachable!() };
-    assert_eq!(addresses, ["a.example:1", "[::1]:2", "10.0.0.1:3"]);
+    let expected = ["a.example:1", "[::1]:2", "10.0.0.1:3"];
+    assert_eq!(config.source.specs(), expected.map(|address| WorkerSpec::at(address.into(), Role::Unified)));
     for (words, expected) in [
         ("--worker a", "port"),
         ("--worker a:0", "65535"),
@@ -163,10 +166,72 @@ async fn running_workers_are_named_by_address() {
 }
 
 #[tokio::test]
+async fn pairs_are_given_by_url_and_port() {
+    let config = configure(
+        "gateway --pd-disaggregation --prefill http://a:1 8998 --prefill b:2 --prefill c:3 none --decode http://d:4 \
+         --decode e:5 --policy round_robin --prefill-policy cache_aware",
+    )
+    .await
+    .unwrap();
+    let prefill = |address: &str, transfer_port| WorkerSpec {
+        transfer_port,
+        ..WorkerSpec::at(address.to_owned(), Role::Prefill)
+    };
+    let decode = |address: &str| WorkerSpec::at(address.to_owned(), Role::Decode);
+    let expected =
+        [prefill("a:1", Some(8998)), prefill("b:2", None), prefill("c:3", None), decode("d:4"), decode("e:5")];
+    assert_eq!(config.source.specs(), expected);
+    let Policies { unified, prefill, decode } = config.policies;
+    assert_eq!([unified, prefill, decode], [Policy::RoundRobin, Policy::CacheAware, Policy::RoundRobin]);
+}
+
+#[tokio::test]
+async fn pairs_are_started_here_with_their_roles() {
+    let config = configure("gateway serve --prefill-workers 2 --decode-workers 1 --runner fake").await.unwrap();
+    let names: Vec<_> = config.source.specs().into_iter().map(|spec| (spec.name, spec.role)).collect();
+    let expected = [("prefill-0", Role::Prefill), ("prefill-1", Role::Prefill), ("decode-0", Role::Decode)];
+    assert_eq!(names, expected.map(|(name, role)| (name.to_owned(), role)));
+    let Source::Local(worker) = config.source else { unreachable!() };
+    let line = |role| {
+        let args = worker.command_of(role).args;
+        args.iter().map(|arg| arg.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+    };
+    let added = "--runner fake --disaggregation-mode decode --disaggregation-bootstrap-port 0";
+    assert!(line(Role::Decode).ends_with(added), "{}", line(Role::Decode));
+    assert!(line(Role::Unified).ends_with("--runner fake"), "{}", line(Role::Unified));
+}
+
+#[tokio::test]
+async fn half_a_pair_is_refused_with_a_sentence() {
+    for (words, expected) in [
+        ("--prefill a:1", "at least one --decode"),
+        ("--decode a:1", "at least one --prefill"),
+        ("--pd-disaggregation", "takes workers"),
+        ("--pd-disaggregation --worker a:1", "takes workers"),
+        ("--prefill a:1 --decode b:1 --worker c:1", "leave it out"),
+        ("--prefill a:1 --decode a:1", "twice"),
+        ("--prefill a:1 70000 --decode b:1", "--prefill 70000"),
+        ("--prefill a:1 1 2 --decode b:1", "--prefill"),
+        ("--prefill a --decode b:1", "--prefill a: the port is missing"),
+        ("--prefill a:1 --decode https://b:1", "--decode https://b:1"),
+        ("--prefill a:1 --decode b:1 --runner fake", "--runner"),
+        ("--prefill a:1 --decode b:1 --model m", "would not be used"),
+        ("--prefill-workers 1 --decode-workers 1 --worker a:1", "leave them out"),
+        ("--prefill-workers 1 --decode-workers 1 --disaggregation-mode decode", "--disaggregation-mode"),
+    ] {
+        let sentence = match try_parse(&format!("gateway serve {words}")) {
+            Ok(_) => refusal(&format!("gateway serve {words}")).await,
+            Err(error) => error.to_string(),
+        };
+        assert!(sentence.contains(expected), "{words}: {sentence}");
+    }
+    assert!(try_parse("gateway serve --prefill-workers 1").is_err());
+    assert!(try_parse("gateway serve --prefill-workers 0 --decode-workers 1").is_err());
+}
+
+#[tokio::test]
 async fn what_is_not_built_is_refused_with_a_sentence() {
     for (words, expected) in [
-        ("--pd-disaggregation", "disaggregation is not built"),
-        ("--prefill http://a:1 8998 --decode http://b:1", "disaggregation is not built"),
         ("--tool-call-parser qwen3_coder", "qwen3_coder"),
         (
             "--tool-call-parser deepseekv32 --chat-template tool_chat_template_deepseekv31.jinja",

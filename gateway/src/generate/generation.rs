@@ -1,18 +1,30 @@
-//! A request in progress: folds what its worker sends into text, choice by choice, as far as somebody reads it.
+//! A request in progress: folds what its workers send into text, choice by choice, as far as somebody reads it.
+//!
+//! The text state of a choice outlives its worker: `survival` has another one go on after the last token, and the fold
+//! never learns of it.
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Instant;
 
+use self::survival::Survival;
+use super::attempts::Attempts;
+use super::limits::ReplayPlace;
+use super::needs::Need;
 use super::pace::Pace;
+use super::place::Placement;
+use super::retained::Retained;
 use super::{Enforced, GenerateError, GenerateSpec, Generator};
 use crate::chat::output::{Delta, OutputFold};
 use crate::openai::logprobs::TokenLogprob;
 use crate::openai::response::Usage;
 use crate::text::tokenizer::Tokenizer;
-use crate::worker::client::Ticket;
+use crate::worker::Failure;
 use crate::worker::mailbox::{Batch, Cut, End, Mailbox, Row};
+use crate::worker::submit::Submission;
+
+mod survival;
 
 /// Why a choice ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,8 +55,16 @@ pub struct Choice {
     pub cached_tokens: u32,
     fold: OutputFold,
     keeps_token_ids: bool,
-    /// None once the choice has ended.
-    ticket: Option<Ticket>,
+    /// None once the choice has ended, and while it waits for another worker.
+    placement: Option<Placement>,
+    attempts: Attempts,
+    /// What another worker would need to take over; none where none could.
+    retained: Option<Retained>,
+    /// Held until the first token after a replay.
+    replay: Option<ReplayPlace>,
+    /// Prompt scores that came already, and how many of them a repeated prompt brings once more.
+    num_prompt_scores: usize,
+    num_repeated_scores: usize,
     pace: Pace,
 }
 
@@ -70,6 +90,7 @@ pub struct Generation {
     constraint: Option<Enforced>,
     arrived: Instant,
     saw_token: bool,
+    survival: Survival,
 }
 
 impl Generation {
@@ -92,7 +113,12 @@ impl Generation {
             cached_tokens: 0,
             fold: OutputFold::new(tokenizer.clone(), spec.output.clone()),
             keeps_token_ids: spec.keeps_token_ids,
-            ticket: None,
+            placement: None,
+            attempts: Attempts::default(),
+            retained: None,
+            replay: None,
+            num_prompt_scores: 0,
+            num_repeated_scores: 0,
             pace: Pace::default(),
         });
         Self {
@@ -107,6 +133,7 @@ impl Generation {
             constraint: spec.constraint.clone(),
             arrived,
             saw_token: false,
+            survival: Survival::default(),
         }
     }
 
@@ -114,10 +141,12 @@ impl Generation {
         &self.mailbox
     }
 
-    /// Takes the tickets of its choices, in order.
-    pub(super) fn hold(&mut self, tickets: Vec<Ticket>) {
-        for (choice, ticket) in self.choices.iter_mut().zip(tickets) {
-            choice.ticket = Some(ticket);
+    /// Takes what holds its choices in their workers, in order, and what would take them elsewhere.
+    pub(super) fn hold(&mut self, placements: Vec<Placement>, submissions: Vec<Submission>, needs: Vec<Need>) {
+        self.survival.begin(needs, self.generator.can_resume());
+        for ((choice, placement), submission) in self.choices.iter_mut().zip(placements).zip(submissions) {
+            choice.placement = Some(placement);
+            choice.retained = Retained::new(submission, &self.generator.limits);
         }
     }
 
@@ -130,15 +159,27 @@ impl Generation {
         if self.running == 0 {
             return Poll::Ready(Ok(Progress::Done));
         }
-        let taken = ready!(self.mailbox.poll_take(context, &mut self.batch));
-        Poll::Ready(match taken {
-            Ok(()) => self.fold(),
-            Err(Cut::SlowClient) => Err(GenerateError::SlowClient),
-            Err(Cut::Aborted) => {
-                self.abort();
-                Ok(Progress::Done)
+        loop {
+            match self.mailbox.poll_take(context, &mut self.batch) {
+                Poll::Ready(Ok(())) => {
+                    if let Err(error) = self.fold() {
+                        return Poll::Ready(Err(error));
+                    }
+                }
+                Poll::Ready(Err(Cut::SlowClient)) => return Poll::Ready(Err(GenerateError::SlowClient)),
+                Poll::Ready(Err(Cut::Aborted)) => {
+                    self.abort();
+                    return Poll::Ready(Ok(Progress::Done));
+                }
+                Poll::Pending => return self.poll_survival(context).map(Err),
             }
-        })
+            if self.running == 0 {
+                return Poll::Ready(Ok(Progress::Done));
+            }
+            if !self.moved.is_empty() {
+                return Poll::Ready(Ok(Progress::Running));
+            }
+        }
     }
 
     /// The same as a future.
@@ -170,7 +211,7 @@ impl Generation {
         usage
     }
 
-    fn fold(&mut self) -> Result<Progress, GenerateError> {
+    fn fold(&mut self) -> Result<(), GenerateError> {
         let now = Instant::now();
         let mut batch = std::mem::take(&mut self.batch);
         let mut token_ids = batch.token_ids.as_slice();
@@ -178,29 +219,49 @@ impl Generation {
         for row in &mut batch.rows {
             let (tokens, rest) = token_ids.split_at(row.num_tokens as usize);
             token_ids = rest;
-            if let Some(End::Failed(failure)) = row.end.take_if(|end| matches!(end, End::Failed(_))) {
-                failed = Some(*failure);
+            if let Err(failure) = self.fold_row(row, tokens, now) {
+                failed = Some(failure);
                 break;
             }
-            self.fold_row(row, tokens, now);
         }
         batch.clear();
         self.batch = batch;
-        match failed {
-            Some(failure) => Err(GenerateError::Worker(match &self.constraint {
-                Some(enforced) => enforced.explain(failure),
-                None => failure,
-            })),
-            None if self.running == 0 => Ok(Progress::Done),
-            None => Ok(Progress::Running),
-        }
+        failed.map_or(Ok(()), |failure| Err(self.explain(failure)))
     }
 
-    fn fold_row(&mut self, row: &mut Row, tokens: &[u32], now: Instant) {
+    fn explain(&self, failure: Failure) -> GenerateError {
+        GenerateError::Worker(match &self.constraint {
+            Some(enforced) => enforced.explain(failure),
+            None => failure,
+        })
+    }
+
+    fn fold_row(&mut self, row: &mut Row, tokens: &[u32], now: Instant) -> Result<(), Failure> {
         let index = row.choice as usize;
-        let Some(choice) = self.choices.get_mut(index).filter(|choice| choice.finish.is_none()) else { return };
-        choice.cached_tokens = row.cached_tokens;
-        choice.prompt_logprobs.append(&mut row.prompt_logprobs);
+        let is_present = |choice: &&mut Choice| {
+            choice.finish.is_none() && choice.placement.is_some() && choice.attempts.hears(row.origin)
+        };
+        let Some(choice) = self.choices.get_mut(index).filter(is_present) else { return Ok(()) };
+        if let Some(End::Failed(failure)) = row.end.take_if(|end| matches!(end, End::Failed(_))) {
+            return self.fail_attempt(index, row.origin.is_prefill_leg, *failure, now);
+        }
+        if row.origin.is_prefill_leg {
+            return match row.end {
+                Some(End::HandedOver) => {
+                    choice.let_go_of_prefill();
+                    Ok(())
+                }
+                Some(_) => {
+                    let failure = Failure::lost("The worker that computed this prompt gave it up. Send it again.");
+                    self.fail_attempt(index, true, failure, now)
+                }
+                None => Ok(()),
+            };
+        }
+        if choice.num_tokens == 0 {
+            choice.cached_tokens = row.cached_tokens;
+        }
+        choice.push_prompt_scores(&mut row.prompt_logprobs);
         let taken = choice.push_tokens(row, tokens);
         if taken > 0 {
             if !self.saw_token {
@@ -208,13 +269,18 @@ impl Generation {
                 self.saw_token = true;
             }
             choice.pace.note(taken, now, &self.generator.metrics);
+            choice.keep_tokens(&tokens[..taken as usize], self.survival.keeps_tokens());
         }
         if choice.finish.is_some() {
+            if let Some(retained) = &choice.retained {
+                self.generator.limits.absolve(|| retained.fingerprint());
+            }
             choice.end();
             choice.pace.report(&self.generator.metrics);
             self.running -= 1;
         }
         self.moved.push(index);
+        Ok(())
     }
 
     fn abort(&mut self) {
@@ -272,17 +338,46 @@ impl Choice {
             self.finish = match row.end {
                 Some(End::Stop) => Some(Finish::StopToken(tokens.last().copied().unwrap_or_default())),
                 Some(End::Length) => Some(Finish::Length),
-                Some(End::Abort) => Some(Finish::Abort),
+                Some(End::Abort | End::HandedOver) => Some(Finish::Abort),
                 Some(End::Failed(_)) | None => None,
             };
         }
         taken
     }
 
+    /// Adds scores of the prompt that have not come before.
+    fn push_prompt_scores(&mut self, scores: &mut Vec<TokenLogprob>) {
+        let repeated = self.num_repeated_scores.min(scores.len());
+        self.num_repeated_scores -= repeated;
+        self.num_prompt_scores += scores.len() - repeated;
+        self.prompt_logprobs.extend(scores.drain(..).skip(repeated));
+    }
+
+    /// Keeps tokens for a worker that may have to take over. Where none could, or memory is short, what is kept goes.
+    fn keep_tokens(&mut self, token_ids: &[u32], may_resume: bool) {
+        self.replay = None;
+        if self.retained.as_mut().is_some_and(|retained| !may_resume || !retained.keep(token_ids)) {
+            self.retained = None;
+        }
+    }
+
+    /// The decode leg has all that the prefill leg computed.
+    fn let_go_of_prefill(&mut self) {
+        let Some(placement) = &mut self.placement else { return };
+        placement.prefill_ticket = None;
+        if let Some(worker) = &placement.prefill_worker {
+            worker.breaker().succeeded();
+        }
+    }
+
     /// Releases held-back text, and the worker where it still computes.
     fn end(&mut self) {
         let is_cut = !matches!(self.finish, Some(Finish::StopToken(_)));
         self.fold.finish(is_cut, &mut self.delta);
-        self.ticket = None;
+        if let Some(placement) = self.placement.take().filter(|_| self.finish != Some(Finish::Abort)) {
+            placement.worker.breaker().succeeded();
+        }
+        self.retained = None;
+        self.replay = None;
     }
 }

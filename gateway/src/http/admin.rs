@@ -62,7 +62,7 @@ fn worker_state(name: &str, condition: Condition) -> Value {
 /// `GET /metrics`
 pub async fn metrics(State(app): State<Arc<App>>) -> Response {
     let ready = app.pool.ready();
-    for slot in app.pool.slots() {
+    for slot in app.pool.slots().iter() {
         let worker = ready.iter().find(|worker| worker.name == slot.name);
         let gauges = worker.map_or_else(WorkerGauges::default, |worker| {
             let load = &worker.link.load;

@@ -16,6 +16,8 @@ pub struct CostModel {
     pub score_us: f64,
     /// What each request in progress costs another one over its life, since they share every step.
     pub neighbour_us: f64,
+    /// Copying a token's latent and index key to another worker: 80 KB over a link of 50 GB/s.
+    pub transfer_us: f64,
 }
 
 impl CostModel {
@@ -26,6 +28,7 @@ impl CostModel {
         attended_keys: 2048.0,
         score_us: 88.0 / 131_072.0,
         neighbour_us: 30_000.0,
+        transfer_us: 1.6,
     };
     /// V3 and R1: every key is attended to, 29 us for each 1,024 of them, and none is scored.
     pub const DENSE: Self = Self { key_us: 29.0 / 1024.0, attended_keys: f64::INFINITY, score_us: 0.0, ..Self::SPARSE };
@@ -70,7 +73,7 @@ mod tests {
 
     #[test]
     fn each_token_pays_what_the_law_says() {
-        let model = CostModel { token_us: 7.0, key_us: 3.0, attended_keys: 4.0, score_us: 0.5, neighbour_us: 0.0 };
+        let model = CostModel { token_us: 7.0, key_us: 3.0, attended_keys: 4.0, score_us: 0.5, ..CostModel::SPARSE };
         let step = |position: f64| 7.0 + 3.0 * position.min(4.0) + 0.5 * position;
         // The integral over positions 0 to 10 of what one token pays there.
         let law: f64 = (0..1_000_000).map(|slice| step(f64::from(slice) * 1e-5 + 5e-6) * 1e-5).sum();

@@ -11,6 +11,8 @@ pub struct WorkerLoad {
     pub reported_requests: usize,
     /// Prompt tokens the worker has not computed yet, as it last reported.
     pub waiting_prompt_tokens: u64,
+    /// Pages that are free or can be had at once, as it last reported; none before its first report.
+    pub free_pages: Option<u32>,
     /// Cost of prompts this gateway has sent and seen no token of, exact at this instant.
     pub pending_prefill_us: f64,
 }
@@ -20,6 +22,18 @@ impl WorkerLoad {
     #[must_use]
     pub fn requests(&self) -> usize {
         self.in_flight.max(self.reported_requests)
+    }
+
+    /// What a request of `total` tokens costs a decode worker that holds the first `cached` of them: the rest is copied
+    /// there, it shares every step with those that run, and where its pages do not fit it waits for as long as it would
+    /// take to compute what must make way.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
+    pub fn decode_us(&self, cost: &CostModel, cached: usize, total: usize, page_size_tokens: usize) -> f64 {
+        let missing = total.saturating_sub(cached);
+        let free = self.free_pages.map_or(usize::MAX, |pages| (pages as usize).saturating_mul(page_size_tokens));
+        let overflow = missing.saturating_sub(free);
+        self.requests() as f64 * cost.neighbour_us + missing as f64 * cost.transfer_us + overflow as f64 * cost.token_us
     }
 
     /// What a new request has before it or beside it, besides its own prompt.

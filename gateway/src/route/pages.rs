@@ -9,15 +9,20 @@ use xxhash_rust::xxh3::xxh3_64;
 /// The names of all whole pages of `prompt`, first to last. A partly filled last page has none.
 #[must_use]
 pub fn page_hashes(prompt: &[u32], cache_salt: &str, page_size_tokens: usize) -> Vec<u64> {
+    page_names(prompt, cache_salt, page_size_tokens).collect()
+}
+
+/// The same, each when it is asked for.
+pub fn page_names(prompt: &[u32], cache_salt: &str, page_size_tokens: usize) -> impl Iterator<Item = u64> {
     let mut parent = xxh3_64(cache_salt.as_bytes());
     let mut bytes = Vec::with_capacity(page_size_tokens * size_of::<u32>());
-    let name = |page: &[u32]| {
+    let name = move |page: &[u32]| {
         bytes.clear();
         page.iter().for_each(|token| bytes.extend_from_slice(&token.to_le_bytes()));
         parent = child_hash(parent, xxh3_64(&bytes));
         parent
     };
-    prompt.chunks_exact(page_size_tokens.max(1)).map(name).collect()
+    prompt.chunks_exact(page_size_tokens.max(1)).map(name)
 }
 
 fn child_hash(parent: u64, tokens: u64) -> u64 {

@@ -27,6 +27,20 @@ pub enum Policy {
     PrefixHash,
 }
 
+/// The policies for workers that do all of a request, and for the two halves of a pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Policies {
+    pub unified: Policy,
+    pub prefill: Policy,
+    pub decode: Policy,
+}
+
+impl From<Policy> for Policies {
+    fn from(policy: Policy) -> Self {
+        Self { unified: policy, prefill: policy, decode: policy }
+    }
+}
+
 /// Each worker in turn.
 pub(super) fn in_turn(turn: u64, count: usize) -> Option<usize> {
     usize::try_from(turn % u64::try_from(count).ok().filter(|&count| count > 0)?).ok()

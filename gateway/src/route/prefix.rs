@@ -1,8 +1,8 @@
 //! Which workers hold which pages of prompts, learnt from the events of their prefix caches and from nothing else.
 //!
-//! One table for all workers: a page's name to those that hold it. A worker holds a page only together with all pages
-//! before it, so between two pages with equal holders nothing needs to be looked up: a prompt of any length costs few
-//! look-ups when few workers know it.
+//! One table for all workers: a page's name to the set of those that hold it. A worker holds a page only together with
+//! all pages before it, so one walk along a prompt, which keeps the set of workers that have had every page so far, says
+//! for all of them where they stop, and ends where nobody is left.
 
 use std::collections::HashMap;
 use std::sync::{PoisonError, RwLock};
@@ -10,6 +10,9 @@ use std::sync::{PoisonError, RwLock};
 use foldhash::fast::FixedState;
 
 use super::holders::Holders;
+
+/// Pages of a prompt that are looked up together.
+const BATCH: usize = 16;
 
 /// The table is cut so that forgetting a worker never locks out decisions for long.
 const NUM_SHARDS: u64 = 64;
@@ -89,18 +92,43 @@ impl PrefixIndex {
         });
     }
 
-    /// How many of the first pages of a prompt each worker holds, by its number.
+    /// How many of the first pages of a prompt each worker holds, by its number. No more of `prompt` is taken than
+    /// somebody holds, and a few pages beyond.
     #[must_use]
-    pub fn depths(&self, prompt: &[u64]) -> Vec<u32> {
+    pub fn depths(&self, prompt: impl IntoIterator<Item = u64>) -> Vec<u32> {
         let mut depths = vec![0; self.workers.len()];
-        let Some(first) = prompt.first().and_then(|&page| self.holders(page)) else { return depths };
-        let span = Span { index: self, prompt };
-        let last = prompt.len() - 1;
-        let at_last = span.holders(last);
-        span.fill((0, Some(first)), (last, at_last), &mut depths);
-        for worker in at_last.into_iter().flat_map(Holders::iter).filter(|&worker| first.contains(worker)) {
-            depths[usize::from(worker)] = count(prompt.len());
+        let mut prompt = prompt.into_iter();
+        let mut here = vec![u64::MAX; self.workers.len().div_ceil(64)];
+        let mut place = 0;
+        loop {
+            // Looked up together, so that waits for memory overlap.
+            let mut held = [None; BATCH];
+            let mut num_pages = 0;
+            for (found, page) in held.iter_mut().zip(&mut prompt) {
+                *found = self.holders(page);
+                num_pages += 1;
+            }
+            for holders in &held[..num_pages] {
+                let goes_on = keep(&mut here, *holders, |worker| {
+                    if let Some(depth) = depths.get_mut(worker) {
+                        *depth = place;
+                    }
+                });
+                if !goes_on {
+                    return depths;
+                }
+                place += 1;
+            }
+            if num_pages < BATCH {
+                break;
+            }
         }
+        let stays = |(worker, depth): (usize, &mut u32)| {
+            if here[worker / 64] & (1 << (worker % 64)) != 0 {
+                *depth = place;
+            }
+        };
+        depths.iter_mut().enumerate().for_each(stays);
         depths
     }
 
@@ -130,38 +158,20 @@ fn shard_of(page: u64) -> usize {
     usize::try_from(page % NUM_SHARDS).unwrap_or_default()
 }
 
-fn count(pages: usize) -> u32 {
-    u32::try_from(pages).unwrap_or(u32::MAX)
-}
-
-/// A prompt's pages, seen in the table.
-struct Span<'a> {
-    index: &'a PrefixIndex,
-    prompt: &'a [u64],
-}
-
-impl<'a> Span<'a> {
-    fn holders(&self, place: usize) -> Option<&'a Holders> {
-        self.index.holders(self.prompt[place])
-    }
-
-    /// Finds where each worker that holds page `low` and not page `high` stops.
-    fn fill(&self, low: (usize, Option<&'a Holders>), high: (usize, Option<&'a Holders>), depths: &mut [u32]) {
-        let Some(from) = low.1 else { return };
-        if high.1.is_some_and(|to| to == from) || low.0 == high.0 {
-            return;
+/// Takes those who do not hold a page out of `here`, and tells `leaves` of each. False where nobody is left.
+fn keep(here: &mut [u64], holders: Option<&Holders>, mut leaves: impl FnMut(usize)) -> bool {
+    let mut left = 0;
+    for (index, word) in here.iter_mut().enumerate() {
+        let kept = *word & holders.map_or(0, |holders| holders.word(index));
+        let mut gone = *word ^ kept;
+        while gone != 0 {
+            leaves(index * 64 + gone.trailing_zeros() as usize);
+            gone &= gone - 1;
         }
-        if high.0 - low.0 == 1 {
-            for worker in from.iter().filter(|&worker| !high.1.is_some_and(|to| to.contains(worker))) {
-                depths[usize::from(worker)] = count(high.0);
-            }
-            return;
-        }
-        let middle = low.0.midpoint(high.0);
-        let middle = (middle, self.holders(middle));
-        self.fill(low, middle, depths);
-        self.fill(middle, high, depths);
+        *word = kept;
+        left |= kept;
     }
+    left != 0
 }
 
 /// The index that connections write and decisions read.

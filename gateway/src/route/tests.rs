@@ -17,6 +17,7 @@ fn workers(loads: &[WorkerLoad]) -> Vec<Candidate> {
     let candidate = |(number, &load): (u16, &WorkerLoad)| Candidate {
         worker: number,
         name_hash: u64::from(number).wrapping_mul(0x9E37_79B9_7F4A_7C15),
+        layout: 0,
         load,
     };
     (0..).zip(loads).map(candidate).collect()

@@ -12,7 +12,7 @@ use super::client::{Inbound, Link};
 use super::dispatch::BrokenStream;
 use super::outbox::{Outbound, Outbox};
 use super::wire::worker_client::WorkerClient;
-use super::{PROTOCOL_VERSION, SILENCE_LIMIT, TokenizerFiles, WorkerInfo, wire};
+use super::{PROTOCOL_VERSION, Role, SILENCE_LIMIT, STALL_LIMIT, TokenizerFiles, TransferEndpoint, WorkerInfo, wire};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -35,6 +35,8 @@ pub enum WorkerError {
     Stream(#[from] BrokenStream),
     #[error("it sent nothing for {} s", SILENCE_LIMIT.as_secs())]
     Silent,
+    #[error("it has requests and computed no step for {} s", STALL_LIMIT.as_secs())]
+    Stalled,
 }
 
 impl From<Status> for WorkerError {
@@ -152,7 +154,7 @@ impl WorkerCalls {
         let mut client = self.client.clone();
         let call = tokio::time::timeout(SILENCE_LIMIT, client.connect(outbound));
         let frames = call.await.map_err(|_| WorkerError::Silent)??.into_inner();
-        let (link, mut inbound) = Link::new(outbox, frames, self.clone());
+        let (link, mut inbound) = Link::new(outbox, frames, self.clone(), info.role);
         let frame = inbound.next_frame().await?;
         let Some(welcome) = frame.welcome else {
             return Err(WorkerError::Refused("its first frame carries no welcome".into()));
@@ -173,11 +175,7 @@ pub fn sha256_hex(bytes: &[u8]) -> String {
 
 fn usable(info: wire::GetInfoResponse) -> Result<WorkerInfo, WorkerError> {
     check_version(info.protocol_version)?;
-    if !matches!(info.role(), wire::Role::Unified | wire::Role::Unspecified) {
-        return Err(WorkerError::Refused(
-            "it is one half of a disaggregated pair, which this gateway cannot front".into(),
-        ));
-    }
+    let role = Role::from(info.role());
     let topology = info.topology.unwrap_or_default();
     if topology.dp_size > 1 || topology.num_nodes > 1 {
         return Err(WorkerError::Refused(format!(
@@ -185,8 +183,14 @@ fn usable(info: wire::GetInfoResponse) -> Result<WorkerInfo, WorkerError> {
             topology.dp_size, topology.num_nodes
         )));
     }
+    let endpoints = info.transfer_endpoints.into_iter();
+    let endpoints =
+        endpoints.map(|wire::TransferEndpoint { backend, address, .. }| TransferEndpoint { backend, address });
     Ok(WorkerInfo {
         boot_epoch: info.boot_epoch,
+        role,
+        layout_id: info.layout_id,
+        transfer_endpoints: endpoints.collect(),
         model_id: info.model_id,
         model_type: info.model_type,
         config_digest: info.config_digest,

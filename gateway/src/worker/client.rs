@@ -1,19 +1,26 @@
-//! The one stream to a worker head that carries every request. Conversion between the wire and the gateway's own types
-//! happens here and in `dispatch`.
+//! The one stream to a worker head that carries every request. What is submitted becomes wire types in `submit`, what
+//! arrives is sorted in `dispatch`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
 
 use tonic::Streaming;
 
 use super::calls::{WorkerCalls, WorkerError, describe};
-use super::dispatch::{BrokenStream, InFlight, Table};
-use super::mailbox::Mailbox;
+use super::dispatch::{Arrival, BrokenStream, InFlight, Table};
+use super::mailbox::{Mailbox, Origin};
 use super::outbox::Outbox;
-use super::{Failure, SILENCE_LIMIT, wire};
-use crate::chat::constraint::Constraint;
-use crate::openai::SamplingSpec;
+use super::submit::{Part, Submission};
+use super::{Failure, Role, SILENCE_LIMIT, STALL_LIMIT, wire};
 use crate::route::prefix::CacheChange;
+
+/// When a worker last gave a sign that it computes.
+#[derive(Debug)]
+struct Progress {
+    steps: u64,
+    since: Instant,
+}
 
 /// What a worker reported last about its queue and pages.
 #[derive(Debug, Default)]
@@ -37,34 +44,6 @@ impl Load {
     }
 }
 
-/// One continuation to be computed. All submissions of a client request go to one worker together.
-#[derive(Clone, Debug)]
-pub struct Submission {
-    /// 128 random bits, minted by the gateway.
-    pub request_id: u128,
-    pub prompt_token_ids: Vec<u32>,
-    pub sampling: SamplingSpec,
-    pub sample: Sample,
-    pub priority: i32,
-    pub deadline_ms: Option<u64>,
-    pub cache_salt: String,
-    /// Shared by the choices of a request.
-    pub constraint: Option<Arc<Constraint>>,
-    /// Whether the prompt ends inside reasoning, which the constraint leaves alone.
-    pub starts_in_reasoning: bool,
-    /// What computing the prompt is expected to cost, for later choices of a worker.
-    pub prefill_us: f64,
-}
-
-/// Place of a continuation among the `n` of one prompt.
-#[derive(Clone, Copy, Debug)]
-pub struct Sample {
-    /// `request_id` of sample 0.
-    pub group_id: u128,
-    pub index: u32,
-    pub size: u32,
-}
-
 /// A live stream. Every method is immediate; the stream's tasks do the waiting.
 #[derive(Debug)]
 pub struct Link {
@@ -80,25 +59,34 @@ impl Link {
         outbox: Arc<Outbox>,
         frames: Streaming<wire::WorkerFrame>,
         calls: WorkerCalls,
+        role: Role,
     ) -> (Arc<Self>, Inbound) {
         let link = Arc::new(Self { outbox, table: Table::default(), load: Load::default(), calls });
-        (link.clone(), Inbound { frames, sequence: 0, link })
+        let progress = Progress { steps: 0, since: Instant::now() };
+        (link.clone(), Inbound { frames, sequence: 0, link, role, progress })
     }
 
-    /// Submits continuations; news of submission i arrives in `mailbox` as choice i.
+    /// Submits one part of continuations; news of each arrives in `mailbox` under its choice and attempt.
+    /// `prefill_us` is what the first one's prompt is expected to cost, whose pages the others share.
     ///
-    /// # Errors
-    /// The stream has ended; the submissions come back.
+    /// None where the stream has ended.
+    #[must_use]
     pub fn submit(
         self: &Arc<Self>,
-        submissions: Vec<Submission>,
+        submissions: &[Submission],
+        part: &Part,
+        prefill_us: f64,
         mailbox: &Arc<Mailbox>,
-    ) -> Result<Vec<Ticket>, Vec<Submission>> {
-        let costs_us = submissions.iter().map(|submission| submission.prefill_us);
-        let Ok(keys) = self.table.insert(mailbox, costs_us) else { return Err(submissions) };
+    ) -> Option<Vec<Ticket>> {
+        let arrivals = submissions.iter().enumerate().map(|(place, submission)| Arrival {
+            choice: submission.choice,
+            origin: Origin { attempt: submission.attempt, is_prefill_leg: matches!(part, Part::Prefill) },
+            prefill_us: if place == 0 { prefill_us } else { 0.0 },
+        });
+        let keys = self.table.insert(mailbox, arrivals).ok()?;
         let tickets = keys.iter().map(|&key| Ticket { link: self.clone(), key }).collect();
-        self.outbox.submit(keys.into_iter().zip(submissions).map(|(key, submission)| submit_frame(key, submission)));
-        Ok(tickets)
+        self.outbox.submit(keys.into_iter().zip(submissions).map(|(key, submission)| submission.frame(key, part)));
+        Some(tickets)
     }
 
     /// What is in flight on this stream.
@@ -149,11 +137,13 @@ pub struct Inbound {
     frames: Streaming<wire::WorkerFrame>,
     sequence: u64,
     link: Arc<Link>,
+    role: Role,
+    progress: Progress,
 }
 
 impl Drop for Inbound {
     fn drop(&mut self) {
-        self.link.close(&Failure::unavailable("The stream to the worker was given up. Send the request again."));
+        self.link.close(&Failure::lost("The stream to the worker was given up. Send the request again."));
     }
 }
 
@@ -164,6 +154,7 @@ impl Inbound {
     /// The stream is over, silent or corrupt, and must be closed.
     pub async fn deliver_next(&mut self) -> Result<News, WorkerError> {
         let frame = self.next_frame().await?;
+        self.note_progress(&frame);
         if let Some(step) = &frame.step {
             for key in self.link.table.step(step)? {
                 self.link.outbox.abort(key);
@@ -177,6 +168,31 @@ impl Inbound {
         }
         let cache_changes = frame.kv_events.into_iter().filter_map(|event| event.event).map(cache_change);
         Ok(News { is_draining: frame.draining, cache_changes: cache_changes.collect() })
+    }
+
+    /// Whether the worker has had requests of this gateway and computed no step for too long. Its head may go on echoing
+    /// heartbeats and repeating old reports meanwhile.
+    #[must_use]
+    pub fn is_stalled(&self) -> bool {
+        self.progress.since.elapsed() >= STALL_LIMIT
+    }
+
+    fn note_progress(&mut self, frame: &wire::WorkerFrame) {
+        let reported = frame.load.as_ref().map(|load| load.steps);
+        let has_work = match self.role {
+            Role::Unified => self.link.in_flight().requests > 0,
+            // One leg may wait for the other for as long as a prompt takes; what it then waits for has its own timers.
+            Role::Prefill => false,
+            Role::Decode => self.link.load.running_requests.load(Ordering::Relaxed) > 0,
+        };
+        let has_moved = frame.step.is_some()
+            || !frame.errors.is_empty()
+            || reported.is_some_and(|steps| steps != self.progress.steps)
+            || !has_work;
+        if has_moved {
+            self.progress.since = Instant::now();
+        }
+        self.progress.steps = reported.unwrap_or(self.progress.steps);
     }
 
     /// The next frame, numbered as it must be.
@@ -200,61 +216,5 @@ fn cache_change(event: wire::kv_event::Event) -> CacheChange {
         wire::kv_event::Event::Stored(stored) => CacheChange::Stored(stored.page_hashes),
         wire::kv_event::Event::Removed(removed) => CacheChange::Removed(removed.page_hashes),
         wire::kv_event::Event::Cleared(_) => CacheChange::Cleared,
-    }
-}
-
-fn submit_frame(key: u64, submission: Submission) -> wire::Submit {
-    let Submission { request_id, prompt_token_ids, sampling, sample, priority, deadline_ms, cache_salt, .. } =
-        submission;
-    let group = (sample.size > 1).then(|| wire::SampleGroup {
-        group_id: sample.group_id.to_be_bytes().to_vec(),
-        index: sample.index,
-        size: sample.size,
-    });
-    wire::Submit {
-        key,
-        request_id: request_id.to_be_bytes().to_vec(),
-        prompt_token_ids,
-        sampling: Some(sampling_frame(sampling)),
-        priority,
-        deadline_ms,
-        cache_salt,
-        sample_group: group,
-        constraint: submission.constraint.map(|constraint| constraint_frame(&constraint)),
-        starts_in_reasoning: submission.starts_in_reasoning,
-        ..Default::default()
-    }
-}
-
-fn constraint_frame(constraint: &Constraint) -> wire::submit::Constraint {
-    let text = constraint.text().to_owned();
-    match constraint {
-        Constraint::JsonSchema(_) => wire::submit::Constraint::JsonSchema(text),
-        Constraint::Regex(_) => wire::submit::Constraint::Regex(text),
-        Constraint::Ebnf(_) => wire::submit::Constraint::Ebnf(text),
-        Constraint::StructuralTag(_) => wire::submit::Constraint::StructuralTag(text),
-    }
-}
-
-fn sampling_frame(sampling: SamplingSpec) -> wire::Sampling {
-    let logit_bias = sampling.logit_bias.into_iter().map(|(token_id, bias)| wire::LogitBias { token_id, bias });
-    wire::Sampling {
-        max_tokens: sampling.max_tokens,
-        min_tokens: sampling.min_tokens,
-        temperature: sampling.temperature,
-        top_p: sampling.top_p,
-        top_k: sampling.top_k,
-        min_p: sampling.min_p,
-        repetition_penalty: sampling.repetition_penalty,
-        frequency_penalty: sampling.frequency_penalty,
-        presence_penalty: sampling.presence_penalty,
-        logit_bias: logit_bias.collect(),
-        seed: sampling.seed,
-        stop_token_ids: sampling.stop_token_ids,
-        ignore_eos: sampling.ignore_eos,
-        logprobs: sampling.logprobs,
-        prompt_logprobs: sampling.prompt_logprobs,
-        thinking_budget: sampling.thinking_budget,
-        logit_processors: sampling.logit_processors,
     }
 }

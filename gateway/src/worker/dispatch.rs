@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thiserror::Error;
 
-use super::mailbox::{Cut, End, Mailbox, Row};
+use super::mailbox::{Cut, End, Mailbox, Origin, Row};
 use super::{Failure, FailureKind, wire};
 use crate::openai::logprobs::TokenLogprob;
 
@@ -38,8 +38,18 @@ struct State {
 struct Entry {
     mailbox: Arc<Mailbox>,
     choice: u32,
+    origin: Origin,
     /// Expected cost of its prompt until its first token is out, 0 from then on.
     pending_prefill_us: f64,
+}
+
+/// One continuation as it enters the table.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Arrival {
+    pub choice: u32,
+    pub origin: Origin,
+    /// What its prompt is expected to cost, microseconds.
+    pub prefill_us: f64,
 }
 
 /// What the requests of a stream still ask of its worker.
@@ -64,24 +74,25 @@ impl State {
 }
 
 impl Table {
-    /// Registers one key per choice; `costs_us` says of each what its prompt is expected to cost.
+    /// Registers one key for each of `arrivals`.
     ///
     /// # Errors
     /// The stream has ended; the failure says why.
     pub(super) fn insert(
         &self,
         mailbox: &Arc<Mailbox>,
-        costs_us: impl IntoIterator<Item = f64>,
+        arrivals: impl IntoIterator<Item = Arrival>,
     ) -> Result<Vec<u64>, Failure> {
         let mut state = self.lock();
         if let Some(failure) = &state.closed {
             return Err(failure.clone());
         }
-        let keys = (0..).zip(costs_us).map(|(choice, pending_prefill_us)| {
+        let keys = arrivals.into_iter().map(|Arrival { choice, origin, prefill_us }| {
             state.last_key += 1;
             let key = state.last_key;
-            state.pending_prefill_us += pending_prefill_us;
-            state.entries.insert(key, Entry { mailbox: mailbox.clone(), choice, pending_prefill_us });
+            state.pending_prefill_us += prefill_us;
+            let entry = Entry { mailbox: mailbox.clone(), choice, origin, pending_prefill_us: prefill_us };
+            state.entries.insert(key, entry);
             key
         });
         Ok(keys.collect())
@@ -131,6 +142,7 @@ impl Table {
                 let cost_us = if num_tokens > 0 { std::mem::take(&mut entry.pending_prefill_us) } else { 0.0 };
                 let row = Row {
                     choice: entry.choice,
+                    origin: entry.origin,
                     num_tokens,
                     cached_tokens: step.cached_tokens[index],
                     logprobs: row_logprobs,
@@ -168,7 +180,8 @@ impl Table {
 }
 
 fn deliver_failure(entry: &Entry, failure: Failure) {
-    let row = Row { choice: entry.choice, end: Some(End::Failed(Box::new(failure))), ..Row::default() };
+    let (choice, origin) = (entry.choice, entry.origin);
+    let row = Row { choice, origin, end: Some(End::Failed(Box::new(failure))), ..Row::default() };
     // A request that was cut has its own ending.
     if let Ok(Some(waker)) = entry.mailbox.push(row, &[]) {
         waker.wake();
@@ -180,8 +193,8 @@ fn end_of(reason: i32) -> Option<End> {
         wire::FinishReason::Unspecified => None,
         wire::FinishReason::Stop => Some(End::Stop),
         wire::FinishReason::Length => Some(End::Length),
-        // Prefill legs end so, and nobody submits one yet.
-        wire::FinishReason::Abort | wire::FinishReason::HandedOver => Some(End::Abort),
+        wire::FinishReason::Abort => Some(End::Abort),
+        wire::FinishReason::HandedOver => Some(End::HandedOver),
     }
 }
 
@@ -189,7 +202,8 @@ fn failure_of(error: wire::RequestError) -> Failure {
     let kind = match error.code() {
         wire::ErrorCode::InvalidArgument => FailureKind::InvalidArgument,
         wire::ErrorCode::Unimplemented => FailureKind::Unimplemented,
-        wire::ErrorCode::Unavailable | wire::ErrorCode::PeerFailed => FailureKind::Unavailable,
+        wire::ErrorCode::Unavailable => FailureKind::Unavailable,
+        wire::ErrorCode::PeerFailed => FailureKind::PeerFailed,
         wire::ErrorCode::ResourceExhausted => FailureKind::Overloaded,
         wire::ErrorCode::DeadlineExceeded => FailureKind::DeadlineExceeded,
         wire::ErrorCode::Internal | wire::ErrorCode::Unspecified => FailureKind::Internal,
@@ -279,6 +293,11 @@ mod tests {
     use super::super::mailbox::Batch;
     use super::*;
 
+    fn arrivals<const N: usize>(costs_us: [f64; N]) -> Vec<Arrival> {
+        let numbered = (0..).zip(costs_us);
+        numbered.map(|(choice, prefill_us)| Arrival { choice, prefill_us, ..Arrival::default() }).collect()
+    }
+
     fn take(mailbox: &Mailbox) -> Batch {
         let mut batch = Batch::default();
         match mailbox.poll_take(&mut Context::from_waker(Waker::noop()), &mut batch) {
@@ -312,8 +331,8 @@ mod tests {
     fn rows_reach_their_own_mailbox() {
         let table = Table::default();
         let (first, second) = (Arc::new(Mailbox::new(1)), Arc::new(Mailbox::new(1)));
-        assert_eq!(table.insert(&first, [0.0]).unwrap(), [1]);
-        assert_eq!(table.insert(&second, [0.0]).unwrap(), [2]);
+        assert_eq!(table.insert(&first, arrivals([0.0])).unwrap(), [1]);
+        assert_eq!(table.insert(&second, arrivals([0.0])).unwrap(), [2]);
         assert_eq!(table.step(&two_rows()).unwrap(), Vec::<u64>::new());
         assert_eq!(take(&first).token_ids, [10, 11]);
         let batch = take(&second);
@@ -326,7 +345,7 @@ mod tests {
     fn rows_of_forgotten_keys_are_skipped_with_their_tokens() {
         let table = Table::default();
         let mailbox = Arc::new(Mailbox::new(2));
-        table.insert(&mailbox, [0.0; 2]).unwrap();
+        table.insert(&mailbox, arrivals([0.0; 2])).unwrap();
         assert!(table.remove(1));
         table.step(&two_rows()).unwrap();
         assert_eq!(take(&mailbox).token_ids, [20]);
@@ -336,7 +355,7 @@ mod tests {
     fn a_cut_request_is_reported_once_and_forgotten() {
         let table = Table::default();
         let mailbox = Arc::new(Mailbox::new(1));
-        table.insert(&mailbox, [0.0]).unwrap();
+        table.insert(&mailbox, arrivals([0.0])).unwrap();
         mailbox.cut(Cut::Aborted);
         assert_eq!(table.step(&two_rows()).unwrap(), [1]);
         assert_eq!(table.step(&two_rows()).unwrap(), Vec::<u64>::new());
@@ -346,7 +365,7 @@ mod tests {
     fn a_prompts_cost_is_pending_until_its_first_token_or_its_end() {
         let table = Table::default();
         let mailbox = Arc::new(Mailbox::new(4));
-        table.insert(&mailbox, [1e3, 2e3, 4e3, 8e3]).unwrap();
+        table.insert(&mailbox, arrivals([1e3, 2e3, 4e3, 8e3])).unwrap();
         assert_eq!(table.in_flight(), InFlight { requests: 4, pending_prefill_us: 15e3 });
         table.step(&two_rows()).unwrap();
         assert_eq!(table.in_flight(), InFlight { requests: 3, pending_prefill_us: 12e3 });
@@ -354,7 +373,7 @@ mod tests {
         assert_eq!(table.in_flight(), InFlight { requests: 3, pending_prefill_us: 12e3 });
         assert!(table.remove(3));
         assert_eq!(table.in_flight(), InFlight { requests: 2, pending_prefill_us: 8e3 });
-        table.close(&Failure::unavailable("the worker went away"));
+        table.close(&Failure::lost("the worker went away"));
         assert_eq!(table.in_flight(), InFlight::default());
     }
 
@@ -378,10 +397,10 @@ mod tests {
     fn the_end_of_the_stream_fails_what_is_in_flight_and_what_comes_later() {
         let table = Table::default();
         let mailbox = Arc::new(Mailbox::new(1));
-        table.insert(&mailbox, [0.0]).unwrap();
-        let failure = Failure::unavailable("the worker went away");
+        table.insert(&mailbox, arrivals([0.0])).unwrap();
+        let failure = Failure::lost("the worker went away");
         table.close(&failure);
         assert_eq!(take(&mailbox).rows[0].end, Some(End::Failed(Box::new(failure.clone()))));
-        assert_eq!(table.insert(&mailbox, [0.0]), Err(failure));
+        assert_eq!(table.insert(&mailbox, arrivals([0.0])), Err(failure));
     }
 }

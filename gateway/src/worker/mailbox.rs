@@ -21,13 +21,24 @@ pub enum End {
     /// `max_tokens` or the context length.
     Length,
     Abort,
+    /// Of a prefill leg: the decode leg has all its pages.
+    HandedOver,
     Failed(Box<Failure>),
+}
+
+/// Which part of which attempt speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    pub attempt: u32,
+    /// The leg that computes the prompt for another one, and sends no token.
+    pub is_prefill_leg: bool,
 }
 
 /// News of one choice: `num_tokens` further tokens of the batch's `token_ids`, and what came with them.
 #[derive(Debug, Default)]
 pub struct Row {
     pub choice: u32,
+    pub origin: Origin,
     pub num_tokens: u32,
     /// Prompt tokens that came from a cache; final from the first token on.
     pub cached_tokens: u32,
@@ -159,7 +170,7 @@ impl Mailbox {
 
 fn may_merge(last: &Row, next: &Row) -> bool {
     let plain = |row: &Row| row.logprobs.is_empty() && row.prompt_logprobs.is_empty();
-    last.choice == next.choice && last.end.is_none() && plain(last) && plain(next)
+    (last.choice, last.origin) == (next.choice, next.origin) && last.end.is_none() && plain(last) && plain(next)
 }
 
 /// Scores of the prompt do not count: they come before the first token, however fast the client reads, and their number
@@ -197,6 +208,16 @@ mod tests {
         assert_eq!(shape, [(0, 3, false), (1, 1, false), (0, 1, true)]);
         assert_eq!(batch.token_ids, [1, 2, 3, 9, 4]);
         assert!(take(&mailbox).is_pending());
+    }
+
+    #[test]
+    fn rows_of_two_attempts_stay_apart() {
+        let mailbox = Mailbox::new(1);
+        let again = Origin { attempt: 1, is_prefill_leg: false };
+        mailbox.push(row(0, 1), &[1]).unwrap();
+        mailbox.push(Row { origin: again, ..row(0, 1) }, &[2]).unwrap();
+        let Poll::Ready(Ok(batch)) = take(&mailbox) else { unreachable!("rows wait") };
+        assert_eq!(batch.rows.iter().map(|row| row.origin.attempt).collect::<Vec<_>>(), [0, 1]);
     }
 
     #[test]

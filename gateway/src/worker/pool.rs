@@ -1,21 +1,76 @@
 //! Keeps one stream to every worker, reconnects with back-off, and publishes the workers that are ready.
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use tokio::sync::{Notify, watch};
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use tracing::{debug, info, warn};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::breaker::Breaker;
 use super::calls::{GatewayIdentity, WorkerCalls, WorkerError};
 use super::client::{Inbound, Link};
-use super::{Failure, TokenizerFiles, WorkerInfo};
+use super::{Failure, Role, TokenizerFiles, WorkerInfo};
 use crate::route::prefix::SharedPrefixIndex;
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
+
+/// A worker as the operator names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerSpec {
+    pub name: String,
+    /// `host:port`; none while it is not known where the worker listens.
+    pub address: Option<String>,
+    /// What it must say it is.
+    pub role: Role,
+    /// The port its pages must be read at, where the operator has named one.
+    pub transfer_port: Option<u16>,
+}
+
+impl WorkerSpec {
+    /// A worker that listens at `address` and is known by it.
+    #[must_use]
+    pub fn at(address: String, role: Role) -> Self {
+        Self { name: address.clone(), address: Some(address), role, transfer_port: None }
+    }
+
+    /// # Errors
+    /// One sentence: the worker is another kind than the operator says.
+    fn check(&self, info: &WorkerInfo) -> Result<(), String> {
+        let flag = |role| match role {
+            Role::Unified => "--worker",
+            Role::Prefill => "--prefill",
+            Role::Decode => "--decode",
+        };
+        if info.role != self.role {
+            return Err(format!(
+                "it is a {} worker and was given by {}: give it by {}, or start it with another --disaggregation-mode",
+                info.role,
+                flag(self.role),
+                flag(info.role)
+            ));
+        }
+        if info.role == Role::Prefill && info.transfer_endpoints.is_empty() {
+            return Err("it is a prefill worker that names no endpoint at which its pages can be read".into());
+        }
+        let Some(expected) = self.transfer_port else { return Ok(()) };
+        let ports: Vec<u16> = info.transfer_endpoints.iter().filter_map(super::TransferEndpoint::port).collect();
+        if ports.contains(&expected) {
+            return Ok(());
+        }
+        let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
+        Err(format!(
+            "--prefill says that its pages are read at port {expected}, and it has them at {}: leave the port out, or \
+             start it with --disaggregation-bootstrap-port {expected}",
+            ports.join(", ")
+        ))
+    }
+}
 
 /// A worker that takes requests.
 #[derive(Clone, Debug)]
@@ -27,6 +82,20 @@ pub struct ReadyWorker {
     pub name_hash: u64,
     pub info: Arc<WorkerInfo>,
     pub link: Arc<Link>,
+    slot: Arc<WorkerSlot>,
+}
+
+impl ReadyWorker {
+    /// What is known of its failures, to be looked at or changed.
+    pub fn breaker(&self) -> MutexGuard<'_, Breaker> {
+        self.slot.breaker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it can decode from the other's pages.
+    #[must_use]
+    pub fn pairs_with(&self, prefill: &Self) -> bool {
+        self.info.layout_id == prefill.info.layout_id
+    }
 }
 
 /// What stands between a worker and readiness, for people.
@@ -41,17 +110,43 @@ pub enum Condition {
 }
 
 /// A worker's place in the pool. Its address may change: a supervised worker picks a new port at each start.
-#[derive(Debug)]
 pub struct WorkerSlot {
     number: u16,
     pub name: Arc<str>,
+    pub spec: WorkerSpec,
     address: watch::Sender<Option<String>>,
     /// Interrupts a pause between two attempts.
     nudge: Notify,
     condition: Mutex<Condition>,
+    breaker: Mutex<Breaker>,
+    last_boot_epoch: AtomicU64,
+    /// An operator wants no new requests to go there.
+    is_set_aside: AtomicBool,
+    keeper: OnceLock<AbortHandle>,
+}
+
+impl fmt::Debug for WorkerSlot {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("WorkerSlot").field("spec", &self.spec).finish_non_exhaustive()
+    }
 }
 
 impl WorkerSlot {
+    fn new(number: u16, spec: WorkerSpec) -> Arc<Self> {
+        Arc::new(Self {
+            number,
+            name: spec.name.as_str().into(),
+            address: watch::Sender::new(spec.address.clone()),
+            spec,
+            nudge: Notify::new(),
+            condition: Mutex::new(Condition::NotReady("it is not connected yet".into())),
+            breaker: Mutex::default(),
+            last_boot_epoch: AtomicU64::new(0),
+            is_set_aside: AtomicBool::new(false),
+            keeper: OnceLock::new(),
+        })
+    }
+
     /// Where the worker listens from now on; `None` while there is no such place.
     pub fn set_address(&self, address: Option<String>) {
         self.address.send_replace(address);
@@ -79,44 +174,97 @@ pub trait ModelGate: Send + Sync + 'static {
 
 /// All workers of this gateway.
 pub struct Pool {
-    slots: Vec<Arc<WorkerSlot>>,
+    slots: ArcSwap<Vec<Arc<WorkerSlot>>>,
     ready: ArcSwap<Vec<ReadyWorker>>,
     changes: watch::Sender<u64>,
     identity: GatewayIdentity,
+    gate: OnceLock<Arc<dyn ModelGate>>,
+    /// One change of the slots at a time.
+    changing: Mutex<()>,
+    is_stopped: AtomicBool,
     /// What the workers' prefix caches hold.
     pub prefixes: Arc<SharedPrefixIndex>,
 }
 
 impl Pool {
-    /// A pool with one slot for each `(name, address)`; nothing is connected before `start`.
+    /// A pool with one slot for each of `workers`; nothing is connected before `start`.
     #[must_use]
-    pub fn new(workers: impl IntoIterator<Item = (String, Option<String>)>) -> Arc<Self> {
-        let slots = (0..).zip(workers).map(|(number, (name, address))| {
-            Arc::new(WorkerSlot {
-                number,
-                name: name.into(),
-                address: watch::Sender::new(address),
-                nudge: Notify::new(),
-                condition: Mutex::new(Condition::NotReady("it is not connected yet".into())),
-            })
-        });
+    pub fn new(workers: impl IntoIterator<Item = WorkerSpec>) -> Arc<Self> {
+        let slots = (0..).zip(workers).map(|(number, spec)| WorkerSlot::new(number, spec));
         let identity = GatewayIdentity { id: format!("gateway-{}", std::process::id()), epoch: rand::random::<u64>() };
         Arc::new(Self {
-            slots: slots.collect(),
+            slots: ArcSwap::from_pointee(slots.collect()),
             ready: ArcSwap::default(),
             changes: watch::Sender::new(0),
             identity,
+            gate: OnceLock::new(),
+            changing: Mutex::default(),
+            is_stopped: AtomicBool::new(false),
             prefixes: Arc::default(),
         })
     }
 
-    /// Connects every slot; the tasks run until the pool's streams are closed by aborting the handles.
-    pub fn start(self: &Arc<Self>, gate: &Arc<dyn ModelGate>) -> Vec<JoinHandle<()>> {
-        let spawn = |slot: &Arc<WorkerSlot>| {
-            let keeper = Keeper { pool: self.clone(), slot: slot.clone(), gate: gate.clone() };
-            tokio::spawn(keeper.run())
-        };
-        self.slots.iter().map(spawn).collect()
+    /// Connects every slot, those that are added later too.
+    pub fn start(self: &Arc<Self>, gate: &Arc<dyn ModelGate>) {
+        let gate = self.gate.get_or_init(|| gate.clone());
+        self.slots().iter().for_each(|slot| self.keep(slot, gate));
+    }
+
+    /// Gives up every stream, and takes no request from now on.
+    pub fn stop(&self) {
+        self.is_stopped.store(true, Ordering::Release);
+        self.slots().iter().filter_map(|slot| slot.keeper.get()).for_each(AbortHandle::abort);
+        self.changes.send_modify(|version| *version += 1);
+    }
+
+    /// Whether this gateway is ending.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Ordering::Acquire)
+    }
+
+    /// Takes a further worker in.
+    ///
+    /// # Errors
+    /// One sentence: there is such a worker already, or no place is left.
+    pub fn add(self: &Arc<Self>, spec: WorkerSpec) -> Result<(), String> {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let slots = self.slots();
+        if slots.iter().any(|slot| *slot.name == *spec.name) {
+            return Err(format!("the worker {} is there already", spec.name));
+        }
+        let is_free = |number: &u16| slots.iter().all(|slot| slot.number != *number);
+        let number = (0..u16::MAX).find(is_free).ok_or("there is no place for a further worker")?;
+        let slot = WorkerSlot::new(number, spec);
+        self.slots.store(Arc::new(slots.iter().chain([&slot]).cloned().collect()));
+        if let Some(gate) = self.gate.get() {
+            self.keep(&slot, gate);
+        }
+        Ok(())
+    }
+
+    /// Gives a worker up; what it computes for this gateway is lost to it. False where there is none of this name.
+    pub fn remove(&self, name: &str) -> bool {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let slots = self.slots();
+        let Some(slot) = slots.iter().find(|slot| *slot.name == *name) else { return false };
+        self.slots.store(Arc::new(slots.iter().filter(|other| !Arc::ptr_eq(other, slot)).cloned().collect()));
+        if let Some(keeper) = slot.keeper.get() {
+            keeper.abort();
+        }
+        self.publish(slot, None);
+        self.prefixes.forget(slot.number);
+        true
+    }
+
+    /// Sends no new request to a worker from now on, or again. False where there is none of this name.
+    pub fn set_aside(&self, name: &str, is_set_aside: bool) -> bool {
+        let slots = self.slots();
+        let Some(slot) = slots.iter().find(|slot| *slot.name == *name) else { return false };
+        slot.is_set_aside.store(is_set_aside, Ordering::Release);
+        // Its keeper looks at the mark with the next frame, which comes within a second.
+        slot.nudge.notify_one();
+        true
     }
 
     /// Workers that take requests now.
@@ -125,10 +273,42 @@ impl Pool {
         self.ready.load_full()
     }
 
+    /// Whether a request can be served: by a worker that does all of it, or by a pair whose pages fit.
+    #[must_use]
+    pub fn is_serving(&self) -> bool {
+        let ready = self.ready();
+        let of = |role| ready.iter().filter(move |worker| worker.info.role == role);
+        of(Role::Unified).next().is_some()
+            || of(Role::Decode).any(|decode| of(Role::Prefill).any(|prefill| decode.pairs_with(prefill)))
+    }
+
+    /// What keeps ready workers of a pair apart: one sentence for each that has no partner.
+    #[must_use]
+    pub fn unpaired(&self) -> Vec<String> {
+        let ready = self.ready();
+        let lonely = |worker: &ReadyWorker| {
+            let other = match worker.info.role {
+                Role::Unified => return None,
+                Role::Prefill => Role::Decode,
+                Role::Decode => Role::Prefill,
+            };
+            let mut others = ready.iter().filter(|partner| partner.info.role == other).peekable();
+            let example = (*others.peek()?).clone();
+            let has_partner = others.any(|partner| worker.pairs_with(partner));
+            (!has_partner).then(|| {
+                format!(
+                    "{} pairs with no {other} worker: its pages have the layout {}, those of {} have {}",
+                    worker.name, worker.info.layout_id, example.name, example.info.layout_id
+                )
+            })
+        };
+        ready.iter().filter_map(lonely).collect()
+    }
+
     /// All workers, ready or not.
     #[must_use]
-    pub fn slots(&self) -> &[Arc<WorkerSlot>] {
-        &self.slots
+    pub fn slots(&self) -> Arc<Vec<Arc<WorkerSlot>>> {
+        self.slots.load_full()
     }
 
     /// Changes whenever a worker becomes ready or stops being so.
@@ -137,12 +317,24 @@ impl Pool {
         self.changes.subscribe()
     }
 
+    fn keep(self: &Arc<Self>, slot: &Arc<WorkerSlot>, gate: &Arc<dyn ModelGate>) {
+        let keeper = Keeper { pool: self.clone(), slot: slot.clone(), gate: gate.clone() };
+        let task: JoinHandle<()> = tokio::spawn(keeper.run());
+        // A slot is kept once: it was made for this call, or `start` is called for the first time.
+        let _ = slot.keeper.set(task.abort_handle());
+    }
+
     fn publish(&self, slot: &WorkerSlot, worker: Option<ReadyWorker>) {
         self.ready.rcu(|ready| {
             let others = ready.iter().filter(|other| !Arc::ptr_eq(&other.name, &slot.name)).cloned();
             others.chain(worker.clone()).collect::<Vec<_>>()
         });
         self.changes.send_modify(|version| *version += 1);
+    }
+
+    /// Whether another worker could do what this one does.
+    fn has_stand_in(&self, slot: &WorkerSlot, role: Role) -> bool {
+        self.ready().iter().any(|other| other.number != slot.number && other.info.role == role)
     }
 }
 
@@ -181,32 +373,51 @@ impl Keeper {
             Ok(connected) => connected,
             Err(error) => return (false, error),
         };
-        let (number, prefixes) = (self.slot.number, &self.pool.prefixes);
+        let (number, prefixes, role) = (self.slot.number, &self.pool.prefixes, info.role);
         prefixes.begin(number, info.capacity_pages as usize);
         let name = self.slot.name.clone();
         let name_hash = xxh3_64(name.as_bytes());
-        let worker = ReadyWorker { number, name, name_hash, info: Arc::new(info), link: link.clone() };
+        let worker =
+            ReadyWorker { number, name, name_hash, info: Arc::new(info), link: link.clone(), slot: self.slot.clone() };
         // The first time goes without saying: the banner follows.
         match returns {
             true => info!(worker = %self.slot.name, address, "worker is ready again"),
             false => debug!(worker = %self.slot.name, address, "worker is ready"),
         }
-        self.set(Condition::Ready, Some(worker));
-        let mut draining = false;
+        let epoch = worker.info.boot_epoch;
+        if self.slot.last_boot_epoch.swap(epoch, Ordering::Relaxed) != epoch {
+            // Another life has a clean record.
+            *worker.breaker() = Breaker::default();
+        }
+        let mut is_taking = None;
+        let mut is_draining = false;
         let error = loop {
-            match inbound.deliver_next().await {
+            let takes = !is_draining && !self.slot.is_set_aside.load(Ordering::Acquire);
+            if is_taking != Some(takes) {
+                is_taking = Some(takes);
+                match takes {
+                    true => self.set(Condition::Ready, Some(worker.clone())),
+                    false => self.set(Condition::Draining, None),
+                }
+            }
+            let news = tokio::select! {
+                news = inbound.deliver_next() => news,
+                () = self.slot.nudge.notified() => continue,
+            };
+            match news {
                 Ok(news) => {
                     news.cache_changes.iter().for_each(|change| prefixes.apply(number, change));
-                    if news.is_draining && !draining {
-                        draining = true;
-                        self.set(Condition::Draining, None);
-                    }
+                    is_draining |= news.is_draining;
                 }
                 Err(error) => break error,
             }
+            if inbound.is_stalled() && self.pool.has_stand_in(&self.slot, role) {
+                worker.breaker().trip(Instant::now());
+                break WorkerError::Stalled;
+            }
         };
         self.set(Condition::NotReady(error.to_string()), None);
-        link.close(&Failure::unavailable(format!(
+        link.close(&Failure::lost(format!(
             "The worker that computed this request was lost ({error}). Send the request again."
         )));
         prefixes.forget(number);
@@ -216,6 +427,7 @@ impl Keeper {
     async fn connect(&self, address: &str) -> Result<(Arc<Link>, Inbound, WorkerInfo), WorkerError> {
         let calls = WorkerCalls::connect(address).await?;
         let info = calls.info().await?;
+        self.slot.spec.check(&info).map_err(WorkerError::Refused)?;
         let files = match self.gate.wants_tokenizer() {
             true => Some(calls.tokenizer(&info.tokenizer_sha256).await?),
             false => None,

@@ -20,6 +20,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 pub const PAGE_SIZE_TOKENS: u32 = 64;
 pub const CONTEXT_LENGTH_TOKENS: u32 = 4096;
+/// Where the scripted prefill workers say that their pages are.
+pub const PAGES: &str = "127.0.0.1:8998";
 /// Everything that not every worker can.
 const ABILITIES: [&str; 10] = [
     "prompt_logprobs",
@@ -88,6 +90,7 @@ struct State {
     seen: mpsc::UnboundedSender<Seen>,
     kill: watch::Receiver<bool>,
     flushed: AtomicU64,
+    num_submits: AtomicU64,
     streams: Mutex<Vec<Arc<Outgoing>>>,
 }
 
@@ -122,6 +125,7 @@ impl FakeWorker {
             seen: seen_sender,
             kill: killed.clone(),
             flushed: AtomicU64::new(0),
+            num_submits: AtomicU64::new(0),
             streams: Mutex::default(),
         });
         let service = WorkerServer::new(Service(state.clone())).max_decoding_message_size(64 << 20);
@@ -145,6 +149,26 @@ impl FakeWorker {
 
     pub fn change_info(&self, change: impl FnOnce(&mut wire::GetInfoResponse)) {
         change(&mut self.state.info.lock().unwrap());
+    }
+
+    /// A worker of a pair, with the features that replays take.
+    pub async fn start_as(
+        role: wire::Role,
+        script: impl Fn(&wire::Submit) -> Vec<Act> + Send + Sync + 'static,
+    ) -> Self {
+        let worker = Self::start(script).await;
+        worker.change_info(|info| {
+            info.role = role.into();
+            info.layout_id = "plain".into();
+            info.features.push("resume".into());
+            let endpoint = wire::TransferEndpoint { backend: "tcp".into(), address: PAGES.into(), dp_rank: 0 };
+            info.transfer_endpoints = vec![endpoint];
+        });
+        worker
+    }
+
+    pub fn boot_epoch(&self) -> u64 {
+        self.state.info.lock().unwrap().boot_epoch
     }
 
     pub fn set_loading(&self, loading: bool) {
@@ -191,6 +215,11 @@ impl FakeWorker {
             }
         };
         tokio::time::timeout(Duration::from_secs(20), next).await.expect("the worker saw it in time")
+    }
+
+    /// Submits that ever came.
+    pub fn num_submits(&self) -> usize {
+        self.state.num_submits.load(Ordering::Relaxed).try_into().unwrap()
     }
 
     /// Keys whose script still runs.
@@ -329,6 +358,7 @@ fn receive(state: &Arc<State>, stream: &Arc<Outgoing>, frame: wire::GatewayFrame
     for submit in frame.submits {
         let acts = state.script.lock().unwrap().clone()(&submit);
         let key = submit.key;
+        state.num_submits.fetch_add(1, Ordering::Relaxed);
         see(Seen::Submit(Box::new(submit)));
         let (playing, script) = (stream.clone(), acts);
         let task = tokio::spawn(async move { playing.play(key, script).await });

@@ -8,7 +8,8 @@ use baleen_gateway::app::App;
 use baleen_gateway::cli::serve::Server;
 use baleen_gateway::config::{Config, Limits, Source};
 use baleen_gateway::text::tokenizer::Tokenizer;
-use baleen_gateway::worker::wire;
+use baleen_gateway::worker::pool::WorkerSpec;
+use baleen_gateway::worker::{Role, wire};
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
@@ -70,8 +71,9 @@ pub fn config(workers: Vec<String>) -> Config {
             max_request_time: PATIENCE * 10,
             max_body_bytes: 1 << 20,
         },
-        source: Source::Remote(workers),
-        policy: baleen_gateway::route::policy::Policy::default(),
+        source: Source::Remote(workers.into_iter().map(|address| WorkerSpec::at(address, Role::Unified)).collect()),
+        workers_file: None,
+        policies: baleen_gateway::route::policy::Policies::default(),
         served_model_name: None,
         tokenizer: None,
         style: baleen_gateway::chat::style::StyleChoice::default(),
@@ -82,7 +84,24 @@ pub fn config(workers: Vec<String>) -> Config {
     }
 }
 
+/// The configuration of a gateway in front of pairs.
+pub fn pairs(prefills: &[&FakeWorker], decodes: &[&FakeWorker]) -> Config {
+    let of = |workers: &[&FakeWorker], role| -> Vec<WorkerSpec> {
+        workers.iter().map(|worker| WorkerSpec::at(worker.address.to_string(), role)).collect()
+    };
+    let specs = [of(prefills, Role::Prefill), of(decodes, Role::Decode)].concat();
+    Config { source: Source::Remote(specs), ..config(Vec::new()) }
+}
+
 impl Gateway {
+    /// In front of `config`'s workers, all of which are ready.
+    pub async fn start_whole(config: Config) -> Self {
+        let num_workers = config.source.specs().len();
+        let gateway = Self::start_unready(config).await;
+        gateway.until("all workers are ready", |app| app.pool.ready().len() == num_workers).await;
+        gateway
+    }
+
     /// In front of one worker, and ready.
     pub async fn start(worker: &FakeWorker) -> Self {
         Self::start_with(worker, |_| {}).await
@@ -314,6 +333,16 @@ pub fn ids(text: &str) -> Vec<u32> {
 /// A script that says `text` one token a step and ends with the end-of-sequence token.
 pub fn say(text: &str) -> Vec<Act> {
     let mut acts: Vec<Act> = ids(text).into_iter().map(|id| Act::Tokens(vec![id])).collect();
+    acts.push(Act::Last(1, wire::FinishReason::Stop));
+    acts
+}
+
+/// The same for a request that may have been begun elsewhere: the rest of `text` after the tokens that are out, slowly
+/// enough to be caught in the middle.
+pub fn say_slowly(text: &str, submit: &wire::Submit) -> Vec<Act> {
+    let rest = ids(text).into_iter().skip(submit.resumed_token_ids.len());
+    let mut acts: Vec<Act> =
+        rest.flat_map(|id| [Act::Tokens(vec![id]), Act::Wait(Duration::from_millis(20))]).collect();
     acts.push(Act::Last(1, wire::FinishReason::Stop));
     acts
 }

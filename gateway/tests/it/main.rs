@@ -13,6 +13,8 @@ mod http_rules;
 mod lifecycle;
 mod messages;
 mod openapi;
+mod pairs;
+mod replay;
 mod responses;
 mod supervisor;
 mod tokenize;

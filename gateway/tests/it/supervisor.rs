@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baleen_gateway::supervisor::{Phase, StartError, Supervisor, WorkerCommand};
-use baleen_gateway::worker::pool::{Pool, WorkerSlot};
+use baleen_gateway::worker::Role;
+use baleen_gateway::worker::pool::{Pool, WorkerSlot, WorkerSpec};
 use tokio::sync::watch;
 
 use crate::gateway::PATIENCE;
@@ -14,8 +15,12 @@ echo '{"event":"loading","done_bytes":1,"total_bytes":4}'
 echo '{"event":"ready","device":"cpu","dtype":"float32","capacity_pages":2,"page_size_tokens":64,"context_length_tokens":3,"weights_bytes":4,"kv_bytes":5,"load_seconds":0.25}'
 "#;
 
+fn local() -> WorkerSpec {
+    WorkerSpec { name: "local".into(), address: None, role: Role::Unified, transfer_port: None }
+}
+
 fn supervisor(script: &str) -> (Supervisor, watch::Sender<bool>, Arc<WorkerSlot>) {
-    let pool = Pool::new([("local".to_owned(), None)]);
+    let pool = Pool::new([local()]);
     let slot = pool.slots()[0].clone();
     let (stop, stopped) = watch::channel(false);
     let command = WorkerCommand {
@@ -47,7 +52,7 @@ async fn a_silent_death_before_readiness_is_reported_with_its_status() {
 
 #[tokio::test]
 async fn a_program_that_is_not_there_is_named() {
-    let pool = Pool::new([("local".to_owned(), None)]);
+    let pool = Pool::new([local()]);
     let (_stop, stopped) = watch::channel(false);
     let command =
         WorkerCommand { program: "/nowhere/python3".into(), args: vec![], envs: vec![], own_process_group: false };

@@ -75,7 +75,7 @@ async fn a_worker_that_cannot_be_spoken_with_is_refused_with_its_reason() {
     type Change = fn(&mut wire::GetInfoResponse);
     let cases: [(Change, &str); 4] = [
         (|info| info.protocol_version = 2, "version 2"),
-        (|info| info.role = wire::Role::Prefill.into(), "disaggregated"),
+        (|info| info.role = wire::Role::Prefill.into(), "give it by --prefill"),
         (|info| info.topology.as_mut().unwrap().dp_size = 8, "8 data-parallel ranks"),
         (|info| info.tokenizer_sha256 = "0000".into(), "digest"),
     ];

@@ -120,6 +120,16 @@ impl Client {
         Ok(Events { body: reply.into_body(), buffer: Vec::new(), pending: Vec::new() })
     }
 
+    /// The JSON that the server answers: to a POST where there is a `body`, else to a GET.
+    ///
+    /// # Errors
+    /// The server cannot be reached, refuses, or answers something else.
+    pub async fn json(&self, path: &str, body: Option<&Value>) -> Result<Value, ClientError> {
+        let reply = self.send(path, body).await?;
+        let bytes = reply.into_body().collect().await.map_err(|_| ClientError::CutOff)?.to_bytes();
+        serde_json::from_slice(&bytes).map_err(|error| ClientError::Foreign(error.to_string()))
+    }
+
     async fn send(&self, path: &str, body: Option<&Value>) -> Result<Response<Body>, ClientError> {
         let mut request = Request::builder().uri(format!("{}{path}", self.url));
         if body.is_some() {
@@ -132,7 +142,7 @@ impl Client {
         let request = request.body(body).map_err(|error| ClientError::Refused(error.to_string()))?;
         let reply = self.http.request(request).await;
         let reply = reply.map_err(|_| ClientError::Unreachable { url: self.url.clone() })?;
-        if reply.status() == StatusCode::OK { Ok(reply) } else { Err(refusal(reply).await) }
+        if reply.status().is_success() { Ok(reply) } else { Err(refusal(reply).await) }
     }
 }
 

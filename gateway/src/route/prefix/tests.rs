@@ -58,7 +58,7 @@ proptest! {
                 .iter()
                 .map(|held| u32::try_from(prompt.iter().take_while(|page| held.contains(page)).count()).unwrap())
                 .collect();
-            prop_assert_eq!(index.read(|index| index.depths(&prompt)), expected);
+            prop_assert_eq!(index.read(|index| index.depths(prompt.iter().copied())), expected);
         }
         for worker in 0..NUM_WORKERS {
             prop_assert_eq!(index.read(|index| index.num_pages(worker)), model[usize::from(worker)].len());
@@ -77,7 +77,7 @@ fn a_worker_is_not_believed_to_hold_more_than_it_can() {
     assert_eq!(index.num_pages(0), 3);
     index.removed(0, &[3, 9]);
     index.stored(0, &[7]);
-    assert_eq!((index.num_pages(0), index.depths(&[7])), (3, vec![1]));
+    assert_eq!((index.num_pages(0), index.depths([7])), (3, vec![1]));
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn a_worker_that_was_never_reached_is_ignored() {
     let mut index = PrefixIndex::default();
     index.stored(4, &[1]);
     index.removed(4, &[1]);
-    assert!(index.depths(&[1]).is_empty());
+    assert!(index.depths([1]).is_empty());
     assert_eq!(index.bytes(), 0);
 }
 
