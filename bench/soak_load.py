@@ -21,18 +21,13 @@ import httpx
 import jsonschema
 from baleen_worker.fake_runner import expected_tokens
 from constrained_rig import draw_schema
+from harness.weather import WEATHER, tool
 
 VOCAB_SIZE = 2048
 EOS = 1
 NUM_FAMILIES = 8
 NUM_SCHEMAS = 64
 MAX_PROMPT = 600
-TOOL_SCHEMA = {
-    "type": "object",
-    "properties": {"town": {"enum": ["Oslo", "Bergen"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
-    "required": ["town", "days"],
-    "additionalProperties": False,
-}
 # What a client does, and how often.
 KINDS = {"plain": 40, "stream": 15, "leave early": 20, "schema": 15, "call": 5, "refused": 5}
 
@@ -141,8 +136,7 @@ class Crowd:
         if schema is not None:
             body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
         else:
-            function = {"name": "weather", "parameters": TOOL_SCHEMA, "strict": True}
-            body |= {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+            body |= {"tools": [tool("weather", strict=True)], "tool_choice": "required"}
         response = await http.post("/v1/chat/completions", json=body)
         _require(response.status_code == 200, response.text)
         choice = response.json()["choices"][0]
@@ -153,7 +147,7 @@ class Crowd:
             jsonschema.validate(json.loads(choice["message"]["content"]), schema)
             return
         for call in choice["message"]["tool_calls"]:
-            jsonschema.validate(json.loads(call["function"]["arguments"]), TOOL_SCHEMA)
+            jsonschema.validate(json.loads(call["function"]["arguments"]), WEATHER)
 
 
 def _completion(g: random.Random) -> dict[str, Any]:
