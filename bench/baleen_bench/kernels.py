@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import torch
 from baleen_kernels import (
+    expert_tiles,
     fp8_gemm,
     fp8_quant,
+    greedy_choice,
     grouped_gemm,
     index_scores,
     indexer_prep,
@@ -25,7 +27,7 @@ from baleen_kernels import (
 )
 from torch import Tensor
 
-HIDDEN, EXPERTS, PICKS = 7168, 256, 8
+HIDDEN, INNER, EXPERTS, PICKS = 7168, 2048, 256, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,10 @@ def measurements() -> Iterator[Measurement]:
     for keys in (4096, 32_768):
         yield Measurement("ragged_scores", "deep_gemm", f"4096x{keys}", lambda n=keys: _ragged(n))
     for tokens in (1, 16, 64, 128, 256):
-        yield Measurement("mla_slots", "flashmla_kv", f"decode {tokens}", lambda t=tokens: _attend(t, packed=True))
+        for backend in ("flashmla_kv", "flashmla_sparse"):
+            packed = backend == "flashmla_kv"
+            make = lambda t=tokens, p=packed: _attend(t, packed=p)  # noqa: E731
+            yield Measurement("mla_slots", backend, f"decode {tokens}", make)
     yield Measurement("mla_slots", "flashmla_sparse", "prefill 4096", lambda: _attend(4096, packed=False))
     yield Measurement("mha_dense", "fa3", "8x2048", _dense)
     for tokens in (1, 16, 64, 128):
@@ -93,6 +98,13 @@ def measurements() -> Iterator[Measurement]:
             shape = f"{tokens} tokens x {PICKS} of {EXPERTS}, {out}x{width}"
             make = lambda t=tokens, n=out, k=width: _masked(t, n, k)  # noqa: E731
             yield Measurement("masked_gemm", "deep_gemm", shape, make, least_tb_s=least)
+
+    for tokens in (1, 16, 64, 128):
+        yield Measurement("greedy_choice", "triton", f"{tokens} x 129280", lambda t=tokens: _greedy(t))
+        least = None if tokens == 1 else 3.6
+        shape = f"{tokens} tokens x {PICKS} of {EXPERTS}"
+        for op, make in (("tile_hidden", _tile_hidden), ("tile_out", _tile_out)):
+            yield Measurement(op, "triton", shape, lambda t=tokens, m=make: m(t), least_tb_s=least)
 
 
 def _bf16(*shape: int) -> Tensor:
@@ -193,6 +205,39 @@ def _masked(tokens: int, out: int, width: int) -> Work:
     call = lambda: grouped_gemm.masked_gemm(*inputs, expected_rows=expected, backend="deep_gemm")  # noqa: E731
     active = int((counts > 0).sum())
     return Work(call, float(active) * out * width, 2.0 * tokens * PICKS * out * width, "fp8")
+
+
+def _tiles(tokens: int) -> tuple[tuple[Tensor, Tensor], int]:
+    """The tiles of tokens that each pick eight experts at random, and how many experts have any."""
+    picks = torch.rand(tokens, EXPERTS, device="cuda").argsort(-1)[:, :PICKS]
+    return expert_tiles.moe_tiles(picks, num_experts=EXPERTS, backend="triton"), picks.unique().numel()
+
+
+def _tile_hidden(tokens: int) -> Work:
+    tiles, active = _tiles(tokens)
+    rounded = fp8_quant.quantize_groups(_bf16(tokens, HIDDEN), scale_ue8m0=True, backend="triton")
+    weight, scale = (
+        _fp8(EXPERTS, 2 * INNER, HIDDEN),
+        torch.rand(EXPERTS, 2 * INNER // 128, HIDDEN // 128, device="cuda"),
+    )
+    options = {"picks": PICKS, "scale_ue8m0": True, "backend": "triton"}
+    call = lambda: expert_tiles.tile_hidden(*rounded, weight, scale, *tiles, **options)  # noqa: E731
+    return Work(call, 2.0 * active * INNER * HIDDEN, 4.0 * tokens * PICKS * INNER * HIDDEN, "fp8")
+
+
+def _tile_out(tokens: int) -> Work:
+    tiles, active = _tiles(tokens)
+    values, scales = fp8_quant.quantize_groups(_bf16(tokens * PICKS, INNER), scale_ue8m0=True, backend="triton")
+    weight, scale = _fp8(EXPERTS, HIDDEN, INNER), torch.rand(EXPERTS, HIDDEN // 128, INNER // 128, device="cuda")
+    rows = values, scales.contiguous()
+    call = lambda: expert_tiles.tile_out(*rows, weight, scale, *tiles, backend="triton")  # noqa: E731
+    return Work(call, 1.0 * active * INNER * HIDDEN, 2.0 * tokens * PICKS * INNER * HIDDEN, "fp8")
+
+
+def _greedy(tokens: int) -> Work:
+    logits = torch.randn(tokens, 129_280, device="cuda")
+    call = lambda: greedy_choice.greedy_choice(logits, backend="triton")  # noqa: E731
+    return Work(call, 4.0 * logits.numel(), library=lambda: logits.argmax(-1))
 
 
 def _paged(requests: int, keys: int) -> Work:

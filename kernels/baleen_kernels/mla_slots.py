@@ -16,13 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baleen_kernels import latent_pack, mla_sparse
+from baleen_kernels import latent_pack, merge_parts, mla_sparse
 from baleen_kernels.machine import HOPPER_OR_BLACKWELL, Needs
 from baleen_kernels.registry import Op
 
 LATENT, ROPE = 512, 64
 _HEADS_AT_A_TIME, _MOST_HEADS = 64, 128
+_MOST_PARTS = 8
 FLASH_MLA = Needs(archs=HOPPER_OR_BLACKWELL, arch_note="a Hopper or Blackwell GPU", packages=("flash_mla",))
+SPLIT_FLASH_MLA = Needs(
+    archs=HOPPER_OR_BLACKWELL, arch_note="a Hopper or Blackwell GPU", packages=("flash_mla", "triton")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ CASES = (
     Case("one_token", 1, 128, 2048, packed=False, padding="none"),
     Case("released", 3, 128, 2048, packed=False),
     Case("released_packed", 3, 128, 2048, packed=True),
+    Case("short_context", 3, 128, 2048, packed=False, padding="tail"),
     Case("half_the_heads", 5, 64, 256, packed=False),
     Case("half_the_heads_packed", 2, 64, 2048, packed=True, padding="none"),
     Case("few_heads", 3, 8, 256, packed=False),
@@ -61,7 +66,9 @@ def make_inputs(case: Case) -> dict[str, Any]:
     else:
         latents = latent_pack.pack_latent_plain(latent, rope, dtype=case.dtype)
     slots = torch.rand(case.num_tokens, num_slots, generator=g).argsort(-1)[:, : case.topk].int()
-    if case.padding != "none":
+    if case.padding == "tail":
+        slots[:, case.topk // 10 :] = -1
+    elif case.padding != "none":
         threshold = 2.0 if case.padding == "all" else 0.3
         slots = slots.masked_fill(torch.rand(slots.shape, generator=g) < threshold, -1)
     return {
@@ -122,14 +129,38 @@ def _rejects_kv(q: Tensor, latents: Tensor, slots: Tensor, **_: Any) -> str | No
     return _rejects_flashmla(q)
 
 
-@OP.backend("flashmla_sparse", needs=FLASH_MLA, rejects=_rejects_sparse)
+def parts_of(num_tokens: int, num_heads: int, topk: int, *, num_blocks: int = 132) -> int:
+    """Into how many parts the selection of each token is cut, so that few tokens keep a device busy: a power of two up
+    to 8, parts of whole 128 slots.
+
+    A block of threads takes 64 heads of one part. `num_blocks`: one for each of an H200's multiprocessors.
+    """
+    parts, blocks = 1, num_tokens * -(-num_heads // _HEADS_AT_A_TIME)
+    while parts < _MOST_PARTS and 2 * parts * blocks <= num_blocks and topk % (256 * parts) == 0:
+        parts *= 2
+    return parts
+
+
+@OP.backend("flashmla_sparse", needs=SPLIT_FLASH_MLA, rejects=_rejects_sparse)
 def _flashmla_sparse(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale: float) -> Tensor:
     from flash_mla import flash_mla_sparse_fwd  # pyright: ignore[reportMissingImports]
 
+    padded, num_heads = _with_whole_tiles(q), q.shape[1]
+    num_parts = parts_of(padded.shape[0], padded.shape[1], slots.shape[1])
     # The current kernels of this package are for later GPUs; its legacy side has Hopper and this format.
-    padded = _with_whole_tiles(q)
-    out, *_ = flash_mla_sparse_fwd(padded, latents[:, None], slots[:, None], softmax_scale, use_legacy=True)
-    return out[:, : q.shape[1]]
+    options = {"use_legacy": True, "return_log2_lse": None if num_parts > 1 else False}
+    if num_parts == 1:
+        out, *_ = flash_mla_sparse_fwd(padded, latents[:, None], slots[:, None], softmax_scale, **options)
+        return out[:, :num_heads]
+    # Each part of a selection as a query of its own, put together afterwards.
+    queries = padded[:, None].expand(-1, num_parts, -1, -1).flatten(0, 1)
+    parts, _, lse = flash_mla_sparse_fwd(
+        queries, latents[:, None], slots.view(len(queries), 1, -1), softmax_scale, **options
+    )
+    by_part = (len(q), num_parts)
+    return merge_parts.merge_parts(parts.unflatten(0, by_part), lse.unflatten(0, by_part), backend="triton")[
+        :, :num_heads
+    ]
 
 
 @OP.backend("flashmla_kv", needs=FLASH_MLA, rejects=_rejects_kv)

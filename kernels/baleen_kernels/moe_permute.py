@@ -11,7 +11,8 @@ moe_scatter: copies each token's FP8 numbers and scales to its places. values [T
   float32, places [T, k] -> [B, M, N] and [B, M, G], B boxes; rows that nothing is copied to mean nothing. The scales
   have strides (G * M', 1, M'), M' being M rounded up to a multiple of four: what matrix products load.
 moe_combine: out[t] = sum_j weights[t, j] * rows[places[t, j]] + shared[t], in float32, j ascending.
-  rows [B * M, N], shared [T, N] of one dtype, weights [T, k] float32 -> [T, N] of that dtype.
+  rows [B * M, N], shared [T, N] of one dtype, weights [T, k] float32 -> [T, N] of that dtype. Without places, pick j of
+  token t lies in row t * k + j.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Case:
     topk: int
     width: int = 256
     dtype: torch.dtype = torch.bfloat16
+    in_order: bool = False
 
 
 CASES = (
@@ -48,6 +50,7 @@ CASES = (
     Case("all_experts", 5, 4, 4, width=384),
     Case("float32", 6, 16, 2, dtype=torch.float32),
 )
+COMBINE_CASES = (*CASES, Case("in_order", 5, 16, 8, in_order=True))
 
 
 def _expert_ids(case: Case) -> Tensor:
@@ -223,29 +226,37 @@ def make_combine_inputs(case: Case) -> dict[str, Any]:
     g = torch.Generator().manual_seed(0)
     ids = _expert_ids(case)
     places = boxes_reference(ids, num_experts=case.num_experts, room=case.num_tokens)[0]
+    if case.in_order:
+        places = torch.arange(ids.numel()).view(ids.shape)
     rows = torch.full((case.num_experts * case.num_tokens, case.width), torch.nan)
     rows[places.flatten()] = torch.randn(places.numel(), case.width, generator=g)
     return {
         "rows": rows.to(case.dtype),
-        "places": places,
+        "places": None if case.in_order else places,
         "weights": torch.rand(ids.shape, generator=g),
         "shared": torch.randn(len(ids), case.width, generator=g).to(case.dtype),
     }
 
 
-def combine_reference(rows: Tensor, places: Tensor, weights: Tensor, shared: Tensor) -> Tensor:
+def _in_order(weights: Tensor) -> Tensor:
+    return torch.arange(weights.numel(), device=weights.device).view(weights.shape)
+
+
+def combine_reference(rows: Tensor, places: Tensor | None, weights: Tensor, shared: Tensor) -> Tensor:
     """The contract, pick by pick."""
+    places = _in_order(weights) if places is None else places
     out = torch.zeros(shared.shape)
     for column in range(places.shape[1]):
         out += weights[:, column, None] * rows[places[:, column]].float()
     return (out + shared.float()).to(shared.dtype)
 
 
-COMBINE_OP = Op("moe_combine", combine_reference, CASES, make_combine_inputs)
+COMBINE_OP = Op("moe_combine", combine_reference, COMBINE_CASES, make_combine_inputs)
 
 
 @COMBINE_OP.backend("torch")
-def _combine_torch(rows: Tensor, places: Tensor, weights: Tensor, shared: Tensor) -> Tensor:
+def _combine_torch(rows: Tensor, places: Tensor | None, weights: Tensor, shared: Tensor) -> Tensor:
+    places = _in_order(weights) if places is None else places
     out = torch.zeros(shared.shape, dtype=torch.float32, device=shared.device)
     for column in range(places.shape[1]):
         out += weights[:, column, None] * rows[places[:, column]].float()
@@ -253,12 +264,14 @@ def _combine_torch(rows: Tensor, places: Tensor, weights: Tensor, shared: Tensor
 
 
 @COMBINE_OP.backend("triton", needs=TRITON)
-def _combine_triton(rows: Tensor, places: Tensor, weights: Tensor, shared: Tensor) -> Tensor:
+def _combine_triton(rows: Tensor, places: Tensor | None, weights: Tensor, shared: Tensor) -> Tensor:
     from baleen_kernels.own import moe_permute as own
 
     return own.combine(rows, places, weights, shared)
 
 
-def moe_combine(rows: Tensor, places: Tensor, weights: Tensor, shared: Tensor, *, backend: str = "torch") -> Tensor:
+def moe_combine(
+    rows: Tensor, places: Tensor | None, weights: Tensor, shared: Tensor, *, backend: str = "torch"
+) -> Tensor:
     """See the module docstring."""
     return COMBINE_OP.pick(backend)(rows, places, weights, shared)

@@ -13,23 +13,30 @@ import sys
 from pathlib import Path
 
 import pytest
+from baleen_kernels.mla_slots import parts_of
 from baleen_kernels.own import build
 from baleen_kernels.topk_slots import blocks_per_row
 
 TRITON_OPS = (
     "absorb_queries",
+    "decode_inputs",
     "fp8_quant",
+    "greedy_choice",
     "indexer_prep",
+    "merge_parts",
     "mla_prep",
     "moe_boxes",
     "moe_combine",
     "moe_route",
     "moe_scatter",
+    "moe_tiles",
     "norm_quant",
     "rotate_queries",
     "swiglu_quant",
+    "tile_hidden",
+    "tile_out",
 )
-QUICK = ("fp8_quant", "moe_route")
+QUICK = ("fp8_quant", "greedy_choice", "moe_route")
 
 
 def _run(script: str, op: str, *settings: str, **environment: str) -> dict[str, str]:
@@ -84,6 +91,23 @@ def test_triton_kernels_compile_for_hopper(op: str, tmp_path: Path) -> None:
 )
 def test_few_long_rows_share_blocks(num_rows: int, width: int, blocks: int) -> None:
     assert blocks_per_row(num_rows, width) == blocks
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_heads", "topk", "parts"),
+    [
+        (1, 128, 2048, 8),
+        (8, 128, 2048, 8),
+        (16, 128, 2048, 4),
+        (16, 64, 2048, 8),
+        (32, 128, 2048, 2),
+        (34, 128, 2048, 1),
+        (1, 128, 256, 2),
+        (1, 128, 128, 1),
+    ],
+)
+def test_few_tokens_cut_their_selection(num_tokens: int, num_heads: int, topk: int, parts: int) -> None:
+    assert parts_of(num_tokens, num_heads, topk) == parts
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from baleen_worker.cache.storage import FP8
 from baleen_worker.command_line import parse
 from baleen_worker.config import ConfigError
 from baleen_worker.decode_graphs import padded_sizes
-from baleen_worker.model.fused.experts import BOX_ROWS, MOST_BOXED
+from baleen_worker.model.fused.experts import MOST_TILED
 from baleen_worker.model.fused.ops import ROLES, FusedOps
 from baleen_worker.model_config import load_model_config
 from baleen_worker.model_kernels import resolve_kernels
@@ -171,8 +171,6 @@ class _Shapes:
         linear = {(n, k, tokens) for n, k in self._linear_shapes() for tokens in (*self._sizes, self._piece)}
         expert = ((2 * m.moe_intermediate_size, m.hidden_size), (m.hidden_size, m.moe_intermediate_size))
         for n, k in expert:
-            for tokens in [size for size in self._sizes if size <= MOST_BOXED]:
-                found.append((f"masked_gemm {tokens} x {n} x {k}", lambda t=tokens, n=n, k=k: self._masked(t, n, k)))
             found.append((f"contiguous_gemm {n} x {k}", lambda n=n, k=k: self._contiguous(n, k)))
         for n, k, tokens in sorted(linear):
             found.append((f"fp8_gemm {tokens} x {n} x {k}", lambda t=tokens, n=n, k=k: self._linear(t, n, k)))
@@ -180,14 +178,6 @@ class _Shapes:
 
     def _linear(self, tokens: int, n: int, k: int) -> object:
         return self._ops.fp8_gemm(*self._rounded(tokens, k), *self._matrix(n, k))
-
-    def _masked(self, tokens: int, n: int, k: int) -> object:
-        experts, room = self._model.n_routed_experts, -(-tokens // BOX_ROWS) * BOX_ROWS
-        values = self._empty(experts, room, k, dtype=torch.float8_e4m3fn)
-        scales = self._empty(experts, k // TILE, room, dtype=torch.float32).transpose(1, 2)
-        counts = self._empty(experts, dtype=torch.int32)
-        expected = max(1, tokens * self._model.num_experts_per_tok // experts)
-        return self._ops.masked_gemm(values, scales, *self._matrix(experts, n, k), counts, expected_rows=expected)
 
     def _contiguous(self, n: int, k: int) -> object:
         experts = self._model.n_routed_experts
@@ -278,16 +268,25 @@ class _Shapes:
             scaling_factor=m.routed_scaling_factor,
         )
         rounded = self._rounded(tokens, m.hidden_size)
-        if tokens <= MOST_BOXED:
-            boxes, room = experts, -(-tokens // BOX_ROWS) * BOX_ROWS
-            places, counts = ops.moe_boxes(ids, num_experts=experts, room=room)
-            ops.swiglu_quant(self._empty(experts, room, 2 * inner), counts, scale_ue8m0=True)
+        places = None
+        if tokens <= MOST_TILED:
+            rows = self._tiled(rounded, ids)
         else:
-            boxes, room = 1, moe_permute.segment_rows(ids.numel(), experts)
+            room = moe_permute.segment_rows(ids.numel(), experts)
             places, _ = ops.moe_segments(ids, num_experts=experts)
             ops.swiglu_quant(self._empty(1, room, 2 * inner), None, scale_ue8m0=True)
-        ops.moe_scatter(*rounded, places, num_boxes=boxes, room=room)
-        rows = self._empty(boxes * room, m.hidden_size)
+            ops.moe_scatter(*rounded, places, num_boxes=1, room=room)
+            rows = self._empty(room, m.hidden_size)
         ops.moe_combine(rows, places, weights, self._empty(tokens, m.hidden_size))
         for width in {inner * m.n_shared_experts, m.intermediate_size}:
             ops.swiglu_quant(self._empty(1, tokens, 2 * width), None, scale_ue8m0=True)
+
+    def _tiled(self, rounded: tuple[Tensor, Tensor], ids: Tensor) -> Tensor:
+        m, ops = self._model, self._ops
+        experts, topk, inner = m.n_routed_experts, m.num_experts_per_tok, m.moe_intermediate_size
+        tiles = ops.moe_tiles(ids, num_experts=experts)
+        # One expert's weights under the name of all: what is compiled depends on their shape alone.
+        owners = torch.where(tiles[0] < 0, tiles[0], 0)
+        gate_up, down = self._matrix(1, 2 * inner, m.hidden_size), self._matrix(1, m.hidden_size, inner)
+        hidden = ops.tile_hidden(*rounded, *gate_up, owners, tiles[1], picks=topk, scale_ue8m0=True)
+        return ops.tile_out(*hidden, *down, owners, tiles[1])

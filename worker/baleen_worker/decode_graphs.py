@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from baleen_kernels.decode_inputs import GIVEN_BY_SLOT
 
-from baleen_worker.model.fused.experts import MOST_BOXED
+from baleen_worker.model.fused.experts import MOST_TILED
 from baleen_worker.model.fused.step import FusedStep, SingleRows
 from baleen_worker.staging import to_device
 
@@ -36,14 +37,13 @@ Capture = Callable[[Callable[[], None]], Replay]
 
 # What a row tells the graph, as rows of the integer input.
 _SLOT, _POSITION, _TOKEN = range(3)
-_FROM_DEVICE = -1
 
 
 def padded_sizes(most: int) -> list[int]:
     """Sizes that are captured: every one up to 8, then in widening steps, so that padding stays below a fifth."""
     sizes = [*range(1, 9), *range(10, 17, 2), *range(20, 33, 4), *range(40, 65, 8), *range(80, 129, 16)]
-    sizes += range(160, MOST_BOXED + 1, 32)
-    most = min(most, MOST_BOXED)
+    sizes += range(160, MOST_TILED + 1, 32)
+    most = min(most, MOST_TILED)
     return sorted({*(size for size in sizes if size < most), most})
 
 
@@ -117,7 +117,7 @@ class DecodeGraphs:
         values[:, num_rows:] = [[self._spare_slot], [0], [0]]
         values[_SLOT, :num_rows] = [row.slot for row in rows]
         values[_POSITION, :num_rows] = [row.start for row in rows]
-        values[_TOKEN, :num_rows] = [row.token_ids[0] if row.token_ids else _FROM_DEVICE for row in rows]
+        values[_TOKEN, :num_rows] = [row.token_ids[0] if row.token_ids else GIVEN_BY_SLOT for row in rows]
         short = int(values[_POSITION].max()) < self._model.config.index_topk
         replay = self._replay(size, short)  # first: a capture writes to the input itself
         self._input[:, :size].copy_(to_device(values, self._device), non_blocking=True)
@@ -135,25 +135,25 @@ class DecodeGraphs:
 
     def _step(self, size: int, short: bool) -> None:
         slots, positions, given = self._input[:, :size]
-        input_ids = torch.where(given == _FROM_DEVICE, self._last_tokens.tensor[slots], given)
-        tables = self._tables.tensor[slots]  # [size, P] int32
-        pages = tables.gather(1, (positions // self._page_size)[:, None])[:, 0].long()
+        last_tokens, ops = self._last_tokens.tensor, self._model.ops
+        input_ids, kv_slots, lengths, tables = ops.decode_inputs(
+            slots, positions, given, last_tokens, self._tables.tensor, page_size=self._page_size
+        )
+        max_length = tables.shape[1] * self._page_size
         step = FusedStep(
             positions=positions,
-            kv_slots=pages * self._page_size + positions % self._page_size,
-            single=SingleRows((positions + 1).int(), tables, short, tables.shape[1] * self._page_size),
+            kv_slots=kv_slots,
+            single=SingleRows(lengths, tables, short, max_length),
         )
         if not short:
             assert step.single is not None
             step.schedule = self._model.schedule_of(step.single.lengths)
         hidden = self._model.run(input_ids, step, self._pools)
-        logits = self._logits[:size]
-        logits.copy_(self._model.compute_logits(hidden))
-        token_ids = logits.argmax(-1)  # the first of equals
+        logits = self._model.compute_logits(hidden, self._logits[:size])
+        token_ids, finite = ops.greedy_choice(logits)
         self._token_ids[:size] = token_ids
-        # What is not finite makes the sum so; one pass over the logits instead of five.
-        self._finite[:size] = logits.sum(-1).isfinite()
-        self._last_tokens.tensor[slots] = token_ids
+        self._finite[:size] = finite
+        last_tokens[slots] = token_ids
 
 
 def run_directly(step: Callable[[], None]) -> Replay:

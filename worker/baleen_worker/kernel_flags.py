@@ -45,9 +45,9 @@ KERNEL_FLAGS = (
     KernelFlag(("--dsa-paged-mqa-logits-backend",), ("paged_scores",), ("deep_gemm", "torch"), "index scores"),
     KernelFlag(
         ("--moe-runner-backend",),
-        ("masked_gemm", "contiguous_gemm"),
+        ("contiguous_gemm",),
         ("deep_gemm", "torch"),
-        "matrix products of experts",
+        "matrix products of experts that have many tokens",
     ),
     KernelFlag(("--fp8-gemm-backend",), ("fp8_gemm",), ("deep_gemm", "torch"), "other FP8 matrix products"),
 )

@@ -31,12 +31,12 @@ _DECODE_ROLES = (
     selection.DECODE,
     "fp8_gemm",
     "indexer_prep",
-    "masked_gemm",
     "mla_prep",
-    "moe_boxes",
     "moe_route",
-    "moe_scatter",
+    "moe_tiles",
     "paged_scores",
+    "tile_hidden",
+    "tile_out",
     "topk_slots",
 )
 

@@ -120,20 +120,32 @@ def scatter(values: Tensor, scales: Tensor, places: Tensor, *, num_boxes: int, r
 
 
 @triton.jit
-def _combine(rows, places, weights, shared, out, WIDTH: tl.constexpr, TOPK: tl.constexpr, BLOCK: tl.constexpr):
+def _combine(
+    rows,
+    places,
+    weights,
+    shared,
+    out,
+    WIDTH: tl.constexpr,
+    TOPK: tl.constexpr,
+    IN_ORDER: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < WIDTH
     total = tl.zeros((BLOCK,), tl.float32)
     for pick in tl.static_range(TOPK):
-        place = tl.load(places + token * TOPK + pick)
+        place = token * TOPK + pick
+        if not IN_ORDER:
+            place = tl.load(places + place)
         weight = tl.load(weights + token * TOPK + pick)
         total += weight * tl.load(rows + place * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
     total += tl.load(shared + token * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + token * WIDTH + column, narrow(total, out.dtype.element_ty), mask=mask)
 
 
-def combine(rows: Tensor, places: Tensor, weights: Tensor, shared: Tensor) -> Tensor:
+def combine(rows: Tensor, places: Tensor | None, weights: Tensor, shared: Tensor) -> Tensor:
     """Contract and shapes as in `baleen_kernels.moe_permute`."""
     num_tokens, width = shared.shape
     assert rows.is_contiguous()
@@ -142,6 +154,15 @@ def combine(rows: Tensor, places: Tensor, weights: Tensor, shared: Tensor) -> Te
     if num_tokens:
         block = 1024
         _combine[(num_tokens, triton.cdiv(width, block))](
-            rows, places, weights, shared, out, WIDTH=width, TOPK=places.shape[1], BLOCK=block, num_warps=4
+            rows,
+            weights if places is None else places,
+            weights,
+            shared,
+            out,
+            WIDTH=width,
+            TOPK=weights.shape[1],
+            IN_ORDER=places is None,
+            BLOCK=block,
+            num_warps=4,
         )
     return out

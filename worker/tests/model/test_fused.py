@@ -131,10 +131,10 @@ def test_layers_without_an_indexer_reuse_the_selection(latents: str) -> None:
 
 def test_both_shapes_of_the_experts_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     sequences = [_ids(100)]
-    boxed = _logits(_fused(), sequences, [100], whole(100), FLOAT32)
-    monkeypatch.setattr(experts, "MOST_BOXED", 0)
+    tiled = _logits(_fused(), sequences, [100], whole(100), FLOAT32)
+    monkeypatch.setattr(experts, "MOST_TILED", 0)
     segmented = _logits(_fused(), sequences, [100], whole(100), FLOAT32)
-    _assert_near(segmented, boxed)
+    _assert_near(segmented, tiled)
 
 
 def test_scores_go_through_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

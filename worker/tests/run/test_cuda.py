@@ -88,7 +88,7 @@ def test_fused_answers_are_those_of_the_cpu(kv_cache_dtype: str, disable_cuda_gr
         cuda_graph_bs=(2, 6),
     )
     assert built.dtype == "bfloat16"
-    assert "kernel:masked_gemm=deep_gemm" in built.features
+    assert "kernel:tile_hidden=triton" in built.features
     runner = built.runner
     assert isinstance(runner, ModelRunner)
     assert (runner.graphs is None) == disable_cuda_graph

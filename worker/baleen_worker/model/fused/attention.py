@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from baleen_worker.cache.storage import PagedPools
+    from baleen_worker.model.fused.beside import Beside
     from baleen_worker.model.fused.ops import FusedOps
     from baleen_worker.model.fused.step import FusedStep, Piece, SingleRows
     from baleen_worker.model.fused.weights import AttentionWeights, Fp8Matrix
@@ -42,7 +43,9 @@ class FusedAttention:
         *,
         dtype: torch.dtype,
         scale_ue8m0: bool,
+        beside: Beside,
     ) -> None:
+        self._beside = beside
         self._layer, self._weights, self._ops, self._cos_sin = layer, weights, ops, cos_sin
         self._dtype, self._ue8m0 = dtype, scale_ue8m0
         self._heads, self._value_width = config.num_attention_heads, config.v_head_dim
@@ -56,22 +59,25 @@ class FusedAttention:
 
     def __call__(self, y: Tensor, rounded: Fp8, step: FusedStep, pools: PagedPools) -> Tensor:
         """y [T, hidden], normed, and the same in FP8 -> [T, hidden]."""
-        w, ops = self._weights, self._ops
+        w, ops, num_tokens = self._weights, self._ops, y.shape[0]
+        selects = w.indexer is not None and step.selects
+        head_weights = self._beside.start(lambda: self._head_weights(y, selects=selects), num_tokens=num_tokens)
         x = self._product(rounded, w.in_proj)
         num_index = 0 if w.indexer is None else self._index_width
         latents = pools.latent_store(self._layer)
         where = self._cos_sin, step.positions, step.kv_slots
         q_latent = ops.mla_prep(x[:, num_index:], w.q_norm, w.kv_norm, *where, latents, scale_ue8m0=self._ue8m0)
-        selects = w.indexer is not None and step.selects
         q_width = self._heads * (self._nope + self._rope)
         q_all = self._product(q_latent, w.q_proj if selects else w.q_proj.rows(q_width))
-        if w.indexer is not None:
-            self._index(y, q_all[:, q_width:], x[:, :num_index], step, pools, selects=selects)
         q = q_all[:, :q_width].unflatten(1, (self._heads, -1))  # [T, H, N + R]
-        heads = torch.empty(y.shape[0], self._heads, self._value_width, dtype=self._dtype, device=y.device)
-        num_absorbed = step.num_absorbed
+        weights_of_heads, num_absorbed = head_weights.join(), step.num_absorbed
+        absorbed = self._beside.start(lambda: self._absorb(q[:num_absorbed], step), num_tokens=num_tokens)
+        if w.indexer is not None:
+            self._index(q_all[:, q_width:], x[:, :num_index], weights_of_heads, step, pools)
+        absorbed_queries = absorbed.join()
+        heads = torch.empty(num_tokens, self._heads, self._value_width, dtype=self._dtype, device=y.device)
         if num_absorbed:
-            self._attend_absorbed(q[:num_absorbed], heads[:num_absorbed], step, latents)
+            self._attend_absorbed(absorbed_queries, heads[:num_absorbed], step, latents)
         if step.expanded is not None:
             positions = step.positions[num_absorbed:]
             ops.rotate_queries(q[num_absorbed:], self._cos_sin, positions)
@@ -81,20 +87,29 @@ class FusedAttention:
     def _product(self, x: Fp8, matrix: Fp8Matrix) -> Tensor:
         return self._ops.fp8_gemm(*x, matrix.values, matrix.scales, dtype=self._dtype)
 
-    def _index(self, y: Tensor, q: Tensor, k: Tensor, step: FusedStep, pools: PagedPools, *, selects: bool) -> None:
+    def _head_weights(self, y: Tensor, *, selects: bool) -> Tensor:
+        """[T, J] float32; [T, 0] where nothing is scored."""
+        w = self._weights.indexer
+        if w is None or not selects:
+            return y.new_empty(y.shape[0], 0, dtype=torch.float32)
+        return self._ops.wide_gemm(y, w.head_weights)
+
+    def _absorb(self, q: Tensor, step: FusedStep) -> Tensor:
+        return self._ops.absorb_queries(q, self._cos_sin, step.positions[: q.shape[0]], self._weights.up_k)
+
+    def _index(self, q: Tensor, k: Tensor, head_weights: Tensor, step: FusedStep, pools: PagedPools) -> None:
         """Stores every token's index key, whether or not anything is scored now: later tokens will score it."""
         w, ops = self._weights.indexer, self._ops
         assert w is not None
-        num_heads = self._index_heads if selects else 0
+        num_heads = head_weights.shape[1]
         q = q[:, : num_heads * self._index_width].unflatten(1, (num_heads, self._index_width))
-        head_weights = ops.wide_gemm(y, w.head_weights) if selects else y.new_empty(y.shape[0], 0, dtype=torch.float32)
         pages = pools.index_store(self._layer)
         where = self._cos_sin, step.positions, step.kv_slots
         norm = w.norm_weight, w.norm_bias
         values, weights = ops.indexer_prep(q, k, head_weights, *norm, *where, pages, scale_ue8m0=True)
         # A layer that owns an indexer selects anew; what is left from the layer before is void.
         step.slots.clear()
-        if not selects:
+        if num_heads == 0:
             return
         if step.single is not None and not step.single.all_seen:
             step.slots[-1] = self._select_single(values, weights, step.single, step.schedule, pages)
@@ -139,10 +154,9 @@ class FusedAttention:
             step.slots[number] = self._ops.topk_slots(scores, group.lengths, tables, rows, topk=self._topk)
         return step.slots[number]
 
-    def _attend_absorbed(self, q: Tensor, heads: Tensor, step: FusedStep, latents: Tensor) -> None:
+    def _attend_absorbed(self, absorbed: Tensor, heads: Tensor, step: FusedStep, latents: Tensor) -> None:
         """Queries in latent space over selected slots of the pool; fills heads [t, H, V]."""
-        w, ops = self._weights, self._ops
-        absorbed = ops.absorb_queries(q, self._cos_sin, step.positions[: q.shape[0]], w.up_k)
+        w = self._weights
 
         def attend(role: str, number: int, slots: Tensor, first: int, end: int) -> None:
             latent = self._attend(role, absorbed[first:end], slots, step, number, latents)  # [t, H, C]

@@ -1,7 +1,7 @@
 """Feed-forward layers of the fused model: dense, and the mixture of experts in its two shapes.
 
-Few tokens: every expert has a box of rows, and counts stay on the device, so that a graph can hold the step. Many
-tokens: experts follow each other in segments, which wastes no room.
+Few tokens: tiles of picks, whose number is on the device alone, so that a graph can hold the step; the shared expert
+runs beside the choice of experts. Many tokens: experts follow each other in segments, which wastes no room.
 
 Legend: T tokens, E experts, k picks of a token.
 """
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from baleen_worker.model.fused.attention import Fp8
+    from baleen_worker.model.fused.beside import Beside
     from baleen_worker.model.fused.ops import FusedOps
     from baleen_worker.model.fused.step import FusedStep
     from baleen_worker.model.fused.weights import MlpWeights, MoeWeights
     from baleen_worker.model_config import ModelConfig
 
-# Tokens up to which every expert gets a box. Also the most that a CUDA graph decodes.
-MOST_BOXED = 256
-BOX_ROWS = 64  # boxes hold a multiple of that: the tile of the matrix products
+# Tokens up to which experts have few each, and their weights are what takes time. Also the most that a graph decodes.
+MOST_TILED = 256
 
 
 class FusedMlp:
@@ -77,7 +77,9 @@ class FusedMoe:
         dtype: torch.dtype,
         scale_ue8m0: bool,
         uniform: UniformRouting | None,
+        beside: Beside,
     ) -> None:
+        self._beside = beside
         self._layer, self._weights, self._config, self._ops = layer, weights, config, ops
         self._dtype, self._ue8m0, self._uniform = dtype, scale_ue8m0, uniform
         # A random bias would make some experts favourites.
@@ -86,10 +88,11 @@ class FusedMoe:
 
     def __call__(self, y: Tensor, rounded: Fp8, step: FusedStep) -> Tensor:
         """y [T, hidden], normed, and the same in FP8 -> [T, hidden]."""
+        few = y.shape[0] <= MOST_TILED
+        shared = self._beside.start(lambda: self._shared(y, rounded), num_tokens=y.shape[0])
         ids, weights = self._route(y, step)
-        experts = self._boxed if y.shape[0] <= MOST_BOXED else self._segmented
-        rows, places = experts(rounded, ids)
-        return self._ops.moe_combine(rows, places, weights, self._shared(y, rounded))
+        rows, places = self._tiled(rounded, ids) if few else self._segmented(rounded, ids)
+        return self._ops.moe_combine(rows, places, weights, shared.join())
 
     def _route(self, y: Tensor, step: FusedStep) -> tuple[Tensor, Tensor]:
         config, w = self._config, self._weights
@@ -107,19 +110,20 @@ class FusedMoe:
             scaling_factor=config.routed_scaling_factor,
         )
 
-    def _boxed(self, rounded: Fp8, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """-> rows [E * M, hidden] and places [T, k] among them."""
+    def _tiled(self, rounded: Fp8, ids: Tensor) -> tuple[Tensor, None]:
+        """-> rows [T * k, hidden], in the order of the picks."""
         w, ops = self._weights, self._ops
-        num_tokens, num_experts = ids.shape[0], w.router.shape[0]
-        room = -(-num_tokens // BOX_ROWS) * BOX_ROWS
-        places, counts = ops.moe_boxes(ids, num_experts=num_experts, room=room)
-        inputs = ops.moe_scatter(*rounded, places, num_boxes=num_experts, room=room)
-        expected = max(1, ids.numel() // num_experts)
-        options = {"expected_rows": expected, "dtype": self._dtype}
-        gate_up = ops.masked_gemm(*inputs, w.gate_up.values, w.gate_up.scales, counts, **options)
-        hidden = ops.swiglu_quant(gate_up, counts, scale_ue8m0=self._ue8m0)
-        rows = ops.masked_gemm(*hidden, w.down.values, w.down.scales, counts, **options)
-        return rows.flatten(0, 1), places
+        tiles = ops.moe_tiles(ids, num_experts=w.router.shape[0])
+        hidden = ops.tile_hidden(
+            *rounded,
+            w.gate_up.values,
+            w.gate_up.scales,
+            *tiles,
+            picks=ids.shape[1],
+            scale_ue8m0=self._ue8m0,
+            dtype=self._dtype,
+        )
+        return ops.tile_out(*hidden, w.down.values, w.down.scales, *tiles, dtype=self._dtype), None
 
     def _segmented(self, rounded: Fp8, ids: Tensor) -> tuple[Tensor, Tensor]:
         """-> rows [R, hidden] and places [T, k] among them."""

@@ -13,6 +13,7 @@ import torch
 from baleen_kernels.fp8_quant import GROUP
 
 from baleen_worker.model.fused.attention import FusedAttention
+from baleen_worker.model.fused.beside import Beside
 from baleen_worker.model.fused.experts import FusedMlp, FusedMoe, UniformRouting
 from baleen_worker.model.fused.step import plan_step
 from baleen_worker.model.fused.weights import MoeWeights, fuse_layer
@@ -72,15 +73,16 @@ class FusedLayer:
         dtype: torch.dtype,
         scale_ue8m0: bool,
         uniform: UniformRouting | None,
+        beside: Beside,
     ) -> None:
         self._ops, self._eps, self._ue8m0 = ops, config.rms_norm_eps, scale_ue8m0
         self._input_norm, self._post_norm = weights.input_norm, weights.post_norm
         self.attention = FusedAttention(
-            layer, weights.attention, config, ops, cos_sin, dtype=dtype, scale_ue8m0=scale_ue8m0
+            layer, weights.attention, config, ops, cos_sin, dtype=dtype, scale_ue8m0=scale_ue8m0, beside=beside
         )
         if isinstance(weights.mlp, MoeWeights):
             self.mlp: FusedMlp | FusedMoe = FusedMoe(
-                layer, weights.mlp, config, ops, dtype=dtype, scale_ue8m0=scale_ue8m0, uniform=uniform
+                layer, weights.mlp, config, ops, dtype=dtype, scale_ue8m0=scale_ue8m0, uniform=uniform, beside=beside
             )
         else:
             self.mlp = FusedMlp(weights.mlp, ops, dtype=dtype, scale_ue8m0=scale_ue8m0)
@@ -113,13 +115,14 @@ class FusedModel:
             raise ValueError(f"the fused ops cannot compute this model: {reason}")
         assert config.quantization_config is not None
         dtype = plain.numerics.dtype
-        self._ops = ops
+        self.ops = ops
         self._embedding = plain.model.embed_tokens.weight
         self._norm, self._norm_eps = plain.model.norm.weight, plain.model.norm.eps
         self._head = plain.lm_head.weight.to(dtype)
         table = rotary_table(torch.arange(max_positions, device=device), plain.frequencies, plain.rotary_magnitude)
         cos_sin = torch.cat([table.cos, table.sin], -1)
         uniform = UniformRouting(config.num_hidden_layers, config.n_routed_experts, device) if uniform_routing else None
+        beside = Beside(device)
         del plain.lm_head
         layers = plain.model.layers
         self.layers: list[FusedLayer] = []
@@ -136,6 +139,7 @@ class FusedModel:
                     dtype=dtype,
                     scale_ue8m0=config.quantization_config.scale_fmt == "ue8m0",
                     uniform=uniform,
+                    beside=beside,
                 )
             )
             if device.type == "cuda":
@@ -143,7 +147,7 @@ class FusedModel:
 
     def __call__(self, input_ids: Tensor, context: ForwardContext, pools: PagedPools) -> Tensor:
         """input_ids [T] int64 -> hidden states [T, hidden] after the final norm; the tokens' keys go to the pools."""
-        step = plan_step(context, self.config, self._ops)
+        step = plan_step(context, self.config, self.ops)
         if step.order is None:
             return self.run(input_ids, step, pools)
         return self.run(input_ids[step.order], step, pools)[step.back]
@@ -154,12 +158,12 @@ class FusedModel:
         delta: Tensor | None = None
         for layer in self.layers:
             delta = layer(residual, delta, step, pools)
-        return self._ops.norm_quant(residual, delta, self._norm, eps=self._norm_eps, scale_ue8m0=True)[0]
+        return self.ops.norm_quant(residual, delta, self._norm, eps=self._norm_eps, scale_ue8m0=True)[0]
 
     def schedule_of(self, lengths: Tensor) -> Tensor | None:
         """See `FusedOps.schedule_of`."""
-        return self._ops.schedule_of(lengths)
+        return self.ops.schedule_of(lengths)
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [N, hidden] as a call returns it -> logits [N, vocab] float32."""
-        return self._ops.wide_gemm(hidden, self._head)
+    def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """hidden [N, hidden] as a call returns it -> logits [N, vocab] float32, in `out` if that is given."""
+        return self.ops.wide_gemm(hidden, self._head, out)

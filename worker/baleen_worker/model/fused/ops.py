@@ -8,8 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from baleen_kernels import (
+    decode_inputs,
+    expert_tiles,
     fp8_gemm,
     fp8_quant,
+    greedy_choice,
     grouped_gemm,
     index_scores,
     indexer_prep,
@@ -37,25 +40,28 @@ Call = Callable[..., Any]
 CALLS: dict[str, Call] = {
     "absorb_queries": mla_query.absorb_queries,
     "contiguous_gemm": grouped_gemm.contiguous_gemm,
+    "decode_inputs": decode_inputs.decode_inputs,
     "fp8_gemm": fp8_gemm.fp8_gemm,
     "fp8_quant": fp8_quant.quantize_groups,
+    "greedy_choice": greedy_choice.greedy_choice,
     "indexer_prep": indexer_prep.indexer_prep,
-    "masked_gemm": grouped_gemm.masked_gemm,
     "mha_dense": mha_dense.mha_dense,
     "mha_partial": mha_partial.mha_partial,
     "mla_prep": mla_prep.mla_prep,
     selection.DECODE: mla_slots.mla_slots,
     selection.PREFILL: mla_slots.mla_slots,
-    "moe_boxes": moe_permute.moe_boxes,
     "moe_combine": moe_permute.moe_combine,
     "moe_route": moe_route.moe_route,
     "moe_scatter": moe_permute.moe_scatter,
     "moe_segments": moe_permute.moe_segments,
+    "moe_tiles": expert_tiles.moe_tiles,
     "norm_quant": norm_quant.norm_quant,
     "paged_scores": index_scores.paged_scores,
     "ragged_scores": index_scores.ragged_scores,
     "rotate_queries": mla_query.rotate_queries,
     "swiglu_quant": swiglu_quant.swiglu_quant,
+    "tile_hidden": expert_tiles.tile_hidden,
+    "tile_out": expert_tiles.tile_out,
     "topk_slots": topk_slots.topk_slots,
     "wide_gemm": wide_gemm.wide_gemm,
 }
@@ -70,23 +76,26 @@ class FusedOps:
     attend_decode: Call
     attend_prefill: Call
     contiguous_gemm: Call
+    decode_inputs: Call
     fp8_gemm: Call
     fp8_quant: Call
+    greedy_choice: Call
     indexer_prep: Call
-    masked_gemm: Call
     mha_dense: Call
     mha_partial: Call
     mla_prep: Call
-    moe_boxes: Call
     moe_combine: Call
     moe_route: Call
     moe_scatter: Call
     moe_segments: Call
+    moe_tiles: Call
     norm_quant: Call
     paged_scores: Call
     ragged_scores: Call
     rotate_queries: Call
     swiglu_quant: Call
+    tile_hidden: Call
+    tile_out: Call
     topk_slots: Call
     wide_gemm: Call
     backends: dict[str, str]

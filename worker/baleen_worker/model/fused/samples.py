@@ -49,8 +49,8 @@ def samples(config: ModelConfig, *, packed: bool, dtype: torch.dtype) -> Mapping
             **_product(config.index_head_dim + (config.q_lora_rank or 0) + latent + rope, hidden),
             "dtype": dtype,
         },
-        "masked_gemm": expert_rows,
         "contiguous_gemm": expert_rows,
+        "moe_tiles": {"expert_ids": _meta(_TOKENS, 1, dtype=torch.int64), "num_experts": config.n_routed_experts},
         "fp8_quant": {"x": _meta(_TOKENS, hidden, dtype=dtype), "scale_ue8m0": True},
         "indexer_prep": {
             "q": _meta(_TOKENS, config.index_n_heads, config.index_head_dim, dtype=dtype),

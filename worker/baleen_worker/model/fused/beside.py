@@ -1,0 +1,48 @@
+"""Work that runs beside what follows it, on a stream of its own, so that small kernels do not wait for one another.
+
+What runs beside reads tensors that its caller keeps until it has joined, and its results are used only afterwards; so
+memory is never handed out again while one of the streams still reads it. A graph that is being captured takes both
+streams in. On a CPU work runs where it is started.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+R = TypeVar("R")
+
+# Tokens of a step up to which its kernels leave much of a device free.
+_MOST_TOKENS = 256
+
+
+class Pending(Generic[R]):
+    """Work that was started. `join` must be called before its inputs are dropped or its result is used."""
+
+    def __init__(self, result: R, stream: torch.cuda.Stream | None) -> None:
+        self._result, self._stream = result, stream
+
+    def join(self) -> R:
+        """The result, which the caller's stream waits for."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+        return self._result
+
+
+class Beside:
+    """One stream of a model, on which one piece of work runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def start(self, work: Callable[[], R], *, num_tokens: int) -> Pending[R]:
+        """Starts after what the caller's stream has been given. Steps of many tokens run on the caller's stream."""
+        if self._stream is None or num_tokens > _MOST_TOKENS:
+            return Pending(work(), None)
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            return Pending(work(), self._stream)
