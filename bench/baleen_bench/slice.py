@@ -24,6 +24,8 @@ from baleen_worker.request import SamplingParams
 from baleen_worker.runner import build_runner
 from baleen_worker.step import Admission, PlannedRow, StepPlan
 
+from baleen_bench import timeline
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -34,6 +36,8 @@ CHUNK = 8192
 DECODE_STEPS = 64
 # Tokens from which a prefill is run once.
 _LONG_PREFILL = 150_000
+# What a decode step ends with: the greedy choice.
+_LAST_KERNEL = "_settle"
 CASES = ((1, 4096), (16, 4096), (64, 4096), (128, 4096), (1, 32_768), (16, 32_768))
 
 # config.json of the release; the slice replaces the number of layers.
@@ -231,7 +235,7 @@ def _seconds(call: Callable[[], None]) -> float:
 
 
 def profile(built: BuiltRunner, batch: int, context: int) -> dict[str, str]:
-    """Which kernels a prefill and 64 decode steps spend their time in, as tables."""
+    """The kernels of a prefill and of 64 decode steps, as tables, and those of the last step one by one."""
     requests = Requests(built.runner, batch, context, built.num_pages)
     tables: dict[str, str] = {}
     for name, call in (("prefill", requests.prefill), ("decode", requests.decode)):
@@ -241,7 +245,8 @@ def profile(built: BuiltRunner, batch: int, context: int) -> dict[str, str]:
             torch.cuda.synchronize()
         averages = seen.key_averages()
         tables[name] = averages.table(sort_by="self_device_time_total", row_limit=40, max_name_column_width=90)
-    return tables
+    step = timeline.last_step(timeline.record(requests.decode), ends_with=_LAST_KERNEL)
+    return tables | {"step": "\n".join(timeline.table(step)) + "\n"}
 
 
 def run_cases(built: BuiltRunner, cases: Sequence[tuple[int, int]], *, deadline_s: float) -> Iterator[dict[str, Any]]:

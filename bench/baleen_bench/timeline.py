@@ -62,7 +62,9 @@ def busy_us(spans: Sequence[Span]) -> float:
 
 
 def table(spans: Sequence[Span]) -> Iterator[str]:
-    """The spans as lines, with sums first."""
+    """The spans as lines: start, duration, gap, name, in microseconds; sums first."""
+    if not spans:
+        return
     length = spans[-1].end - spans[0].start
     yield f"{len(spans)} kernels, {length:.0f} us from first to last, {busy_us(spans):.0f} us of them busy"
     until = spans[0].start

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baleen_kernels import latent_pack, merge_parts, mla_sparse
+from baleen_kernels import latent_pack, mla_sparse
 from baleen_kernels.machine import HOPPER_OR_BLACKWELL, Needs
 from baleen_kernels.registry import Op
 
@@ -145,6 +145,8 @@ def parts_of(num_tokens: int, num_heads: int, topk: int, *, num_blocks: int = 13
 def _flashmla_sparse(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale: float) -> Tensor:
     from flash_mla import flash_mla_sparse_fwd  # pyright: ignore[reportMissingImports]
 
+    from baleen_kernels.own import merge_parts as own
+
     padded, num_heads = _with_whole_tiles(q), q.shape[1]
     num_parts = parts_of(padded.shape[0], padded.shape[1], slots.shape[1])
     # The current kernels of this package are for later GPUs; its legacy side has Hopper and this format.
@@ -153,14 +155,12 @@ def _flashmla_sparse(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale
         out, *_ = flash_mla_sparse_fwd(padded, latents[:, None], slots[:, None], softmax_scale, **options)
         return out[:, :num_heads]
     # Each part of a selection as a query of its own, put together afterwards.
-    queries = padded[:, None].expand(-1, num_parts, -1, -1).flatten(0, 1)
+    queries = own.repeat(padded, num_parts)
     parts, _, lse = flash_mla_sparse_fwd(
-        queries, latents[:, None], slots.view(len(queries), 1, -1), softmax_scale, **options
+        queries, latents[:, None], slots.reshape(len(queries), 1, -1), softmax_scale, **options
     )
     by_part = (len(q), num_parts)
-    return merge_parts.merge_parts(parts.unflatten(0, by_part), lse.unflatten(0, by_part), backend="triton")[
-        :, :num_heads
-    ]
+    return own.merge(parts.unflatten(0, by_part), lse.unflatten(0, by_part))[:, :num_heads]
 
 
 @OP.backend("flashmla_kv", needs=FLASH_MLA, rejects=_rejects_kv)

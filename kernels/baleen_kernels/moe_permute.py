@@ -50,6 +50,7 @@ CASES = (
     Case("all_experts", 5, 4, 4, width=384),
     Case("float32", 6, 16, 2, dtype=torch.float32),
 )
+SEGMENT_CASES = (*CASES, Case("many", 700, 16, 4))
 COMBINE_CASES = (*CASES, Case("in_order", 5, 16, 8, in_order=True))
 
 
@@ -137,7 +138,7 @@ def segments_reference(expert_ids: Tensor, *, num_experts: int) -> tuple[Tensor,
     return places, torch.tensor(owners, dtype=torch.int32)
 
 
-SEGMENTS_OP = Op("moe_segments", segments_reference, CASES, make_segment_inputs, atol=0, rtol=0)
+SEGMENTS_OP = Op("moe_segments", segments_reference, SEGMENT_CASES, make_segment_inputs, atol=0, rtol=0)
 
 
 @SEGMENTS_OP.backend("torch")
@@ -150,6 +151,18 @@ def _segments_torch(expert_ids: Tensor, *, num_experts: int) -> tuple[Tensor, Te
     expert_of_row = torch.full((num_rows,), -1, dtype=torch.int32, device=flat.device)
     expert_of_row[places] = flat.int()
     return places.view_as(expert_ids), expert_of_row
+
+
+def _rejects_odd_counts(num_experts: int, **_: Any) -> str | None:
+    return f"it counts a power of two of experts, not {num_experts}" if num_experts & (num_experts - 1) else None
+
+
+@SEGMENTS_OP.backend("triton", needs=TRITON, rejects=_rejects_odd_counts)
+def _segments_triton(expert_ids: Tensor, *, num_experts: int) -> tuple[Tensor, Tensor]:
+    from baleen_kernels.own import moe_permute as own
+
+    num_rows = segment_rows(expert_ids.numel(), num_experts)
+    return own.segments(expert_ids, num_experts=num_experts, num_rows=num_rows, segment=SEGMENT)
 
 
 def moe_segments(expert_ids: Tensor, *, num_experts: int, backend: str = "torch") -> tuple[Tensor, Tensor]:

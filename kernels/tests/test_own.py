@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from baleen_kernels.mla_slots import parts_of
 from baleen_kernels.own import build
+from baleen_kernels.thin_gemm import cut_of
 from baleen_kernels.topk_slots import blocks_per_row
 
 TRITON_OPS = (
@@ -29,10 +30,12 @@ TRITON_OPS = (
     "moe_combine",
     "moe_route",
     "moe_scatter",
+    "moe_segments",
     "moe_tiles",
     "norm_quant",
     "rotate_queries",
     "swiglu_quant",
+    "thin_gemm",
     "tile_hidden",
     "tile_out",
 )
@@ -108,6 +111,23 @@ def test_few_long_rows_share_blocks(num_rows: int, width: int, blocks: int) -> N
 )
 def test_few_tokens_cut_their_selection(num_tokens: int, num_heads: int, topk: int, parts: int) -> None:
     assert parts_of(num_tokens, num_heads, topk) == parts
+
+
+@pytest.mark.parametrize(
+    ("out_features", "width", "tile", "parts"),
+    [
+        (2240, 7168, 64, 8),
+        (32_768, 1536, 128, 1),
+        (7168, 16_384, 128, 4),
+        (4096, 7168, 64, 4),
+        (7168, 2048, 128, 4),
+        (36_864, 7168, 128, 1),
+        (64, 512, 64, 1),
+        (64, 1024, 64, 2),
+    ],
+)
+def test_thin_products_are_cut_to_fill_a_device(out_features: int, width: int, tile: int, parts: int) -> None:
+    assert cut_of(out_features, width) == (tile, parts)
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

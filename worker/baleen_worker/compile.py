@@ -27,6 +27,7 @@ from baleen_worker.config import ConfigError
 from baleen_worker.decode_graphs import padded_sizes
 from baleen_worker.model.fused.experts import MOST_TILED
 from baleen_worker.model.fused.ops import ROLES, FusedOps
+from baleen_worker.model.fused.weights import Fp8Matrix
 from baleen_worker.model_config import load_model_config
 from baleen_worker.model_kernels import resolve_kernels
 
@@ -177,7 +178,7 @@ class _Shapes:
         return found
 
     def _linear(self, tokens: int, n: int, k: int) -> object:
-        return self._ops.fp8_gemm(*self._rounded(tokens, k), *self._matrix(n, k))
+        return self._ops.product(self._rounded(tokens, k), Fp8Matrix(*self._matrix(n, k)), torch.bfloat16)
 
     def _contiguous(self, n: int, k: int) -> object:
         experts = self._model.n_routed_experts

@@ -49,7 +49,12 @@ KERNEL_FLAGS = (
         ("deep_gemm", "torch"),
         "matrix products of experts that have many tokens",
     ),
-    KernelFlag(("--fp8-gemm-backend",), ("fp8_gemm",), ("deep_gemm", "torch"), "other FP8 matrix products"),
+    KernelFlag(
+        ("--fp8-gemm-backend",),
+        ("fp8_gemm",),
+        ("deep_gemm", "torch"),
+        "other FP8 matrix products, of more than 16 tokens",
+    ),
 )
 
 

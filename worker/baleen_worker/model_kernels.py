@@ -35,6 +35,7 @@ _DECODE_ROLES = (
     "moe_route",
     "moe_tiles",
     "paged_scores",
+    "thin_gemm",
     "tile_hidden",
     "tile_out",
     "topk_slots",

@@ -22,7 +22,9 @@ from baleen_kernels.own.fp8 import INTERPRETED, narrow, scale_of, to_e4m3
 _KEYS = 16
 # Tokens from which queries have a kernel of their own, and how many of them one program takes.
 _MANY = 512
-_TOKENS = 4
+_TOKENS = 8
+_STAGES = 3
+_WARPS = 4
 
 
 @triton.jit
@@ -141,6 +143,7 @@ def _prepare_queries(
     factor,
     HEADS: tl.constexpr,
     TOKENS: tl.constexpr,
+    STAGES: tl.constexpr,
     WIDTH: tl.constexpr,
     ROPE: tl.constexpr,
     UE8M0: tl.constexpr,
@@ -148,28 +151,26 @@ def _prepare_queries(
     dtype: tl.constexpr = q.dtype.element_ty
     operand: tl.constexpr = tl.float32 if INTERPRETED else dtype
     heads = tl.arange(0, HEADS)
-    channel = tl.arange(0, WIDTH)
-    all_signs = tl.load(signs + channel[:, None] * WIDTH + channel[None, :]).to(operand)
-    turns = channel < ROPE
-    partner = tl.where(turns, channel ^ (ROPE // 2), channel)
-    direction = tl.where(channel < ROPE // 2, -1.0, 1.0)
+    channel = tl.arange(0, WIDTH)[None, :]
+    pair = tl.arange(0, ROPE // 2)[None, :]
+    beyond = ROPE + tl.arange(0, WIDTH - ROPE)[None, :]
+    row = tl.arange(0, ROPE // 2)[:, None] * WIDTH
+    top_signs = tl.load(signs + row + channel).to(operand)
+    partner_signs = tl.load(signs + ROPE // 2 * WIDTH + row + channel).to(operand)
+    rest_row = (ROPE + tl.arange(0, WIDTH - ROPE))[:, None] * WIDTH
+    rest_signs = tl.load(signs + rest_row + channel).to(operand)
     place = heads[:, None] * WIDTH
-    for turn in tl.range(0, TOKENS, num_stages=2):
+    for turn in tl.range(0, TOKENS, num_stages=STAGES):
         # The last program does the last token again and again, which changes nothing and needs no masks.
         token = tl.minimum(tl.program_id(0) * TOKENS + turn, num_tokens - 1).to(tl.int64)
-        angle = cos_sin + tl.load(positions + token) * ROPE + channel % (ROPE // 2)
-        # Channels beyond the rope keep what they are: times one, plus nothing.
-        cos = tl.load(angle, mask=turns, other=1.0)
-        sin = tl.load(angle + ROPE // 2, mask=turns, other=0.0) * direction
-        row = q + token * q_stride + place
-        x = tl.load(row + channel[None, :]).to(tl.float32)
-        y = tl.load(row + partner[None, :], mask=turns[None, :], other=0.0).to(tl.float32)
-        turned = narrow(x * cos[None, :] + y * sin[None, :], dtype).to(operand)
-        product = tl.dot(turned, all_signs, input_precision="ieee")
-        query = narrow(product * tl.rsqrt(WIDTH * 1.0), dtype).to(tl.float32)
+        angle = cos_sin + tl.load(positions + token) * ROPE + pair
+        cos, sin = tl.load(angle), tl.load(angle + ROPE // 2)
+        head = q + token * q_stride + place
+        first, second = tl.load(head + pair), tl.load(head + ROPE // 2 + pair)
+        rest = tl.load(head + beyond)
+        query = _transform(first, second, rest, cos, sin, top_signs, partner_signs, rest_signs, dtype)
         scale = scale_of(tl.max(tl.abs(query), 1), UE8M0)
-        target = q_values + token * HEADS * WIDTH + place + channel[None, :]
-        tl.store(target, to_e4m3(query, scale[:, None], UE8M0))
+        tl.store(q_values + token * HEADS * WIDTH + place + channel, to_e4m3(query, scale[:, None], UE8M0))
         weight = tl.load(head_weights + token * weight_stride + heads)
         tl.store(weights + token * HEADS + heads, weight * scale * factor)
 
@@ -223,10 +224,11 @@ def prepare(
             factor,
             HEADS=heads,
             TOKENS=_TOKENS,
+            STAGES=_STAGES,
             WIDTH=width,
             ROPE=cos_sin.shape[1],
             UE8M0=scale_ue8m0,
-            num_warps=4,
+            num_warps=_WARPS,
         )
     if num_tokens:
         block = 32 if together % 32 == 0 else 16

@@ -1,4 +1,4 @@
-"""Triton: attention over parts of a selection, put together by the log-sum-exp of each."""
+"""Triton: attention over parts of a selection: queries for each part, and results put together by log-sum-exp."""
 
 from __future__ import annotations
 
@@ -43,4 +43,25 @@ def merge(parts: Tensor, lse: Tensor) -> Tensor:
         _merge[(num_tokens, num_heads // heads)](
             parts, lse, out, NUM_HEADS=num_heads, WIDTH=width, PARTS=num_parts, HEADS=heads, num_warps=4
         )
+    return out
+
+
+@triton.jit
+def _repeat(x, out, width, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + token * width + column, mask=column < width)
+    for part in tl.static_range(PARTS):
+        tl.store(out + (token * PARTS + part) * width + column, value, mask=column < width)
+
+
+def repeat(x: Tensor, times: int) -> Tensor:
+    """x [T, ...] -> [T * times, ...], each row `times` times in a row. A single row is not copied."""
+    if x.shape[0] == 1:
+        return x.expand(times, *x.shape[1:])
+    assert x.is_contiguous()
+    num_rows, width = x.shape[0], x[0].numel()
+    out = torch.empty(num_rows * times, *x.shape[1:], dtype=x.dtype, device=x.device)
+    block = 2048
+    _repeat[(num_rows, triton.cdiv(width, block))](x, out, width, PARTS=times, BLOCK=block, num_warps=4)
     return out

@@ -166,3 +166,89 @@ def combine(rows: Tensor, places: Tensor | None, weights: Tensor, shared: Tensor
             num_warps=4,
         )
     return out
+
+
+@triton.jit
+def _count(expert_ids, counts, num_picks, EXPERTS: tl.constexpr, BLOCK: tl.constexpr):
+    pick = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    picked = tl.load(expert_ids + pick, mask=pick < num_picks, other=0).to(tl.int32)
+    found = tl.histogram(picked, EXPERTS, mask=pick < num_picks)
+    tl.store(counts + tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS), found)
+
+
+@triton.jit
+def _segments(
+    counts,
+    first_rows,
+    expert_of_row,
+    num_blocks,
+    num_rows,
+    EXPERTS: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    expert = tl.program_id(0)
+    members = tl.arange(0, EXPERTS)
+    block = tl.arange(0, BLOCK)
+    totals = tl.zeros((EXPERTS,), tl.int32)
+    for start in range(0, num_blocks, BLOCK):
+        entry = (start + block)[:, None] * EXPERTS + members[None, :]
+        totals += tl.sum(tl.load(counts + entry, mask=(start + block < num_blocks)[:, None], other=0), 0)
+    rows = (totals + SEGMENT - 1) // SEGMENT * SEGMENT
+    first = tl.sum(tl.where(members < expert, rows, 0), 0)
+    count = tl.sum(tl.where(members == expert, totals, 0), 0)
+    # Where this expert's picks of each block of picks begin.
+    row = first
+    for start in range(0, num_blocks, BLOCK):
+        present = start + block < num_blocks
+        mine = tl.load(counts + (start + block) * EXPERTS + expert, mask=present, other=0)
+        tl.store(first_rows + (start + block) * EXPERTS + expert, row + tl.cumsum(mine, 0) - mine, mask=present)
+        row += tl.sum(mine, 0)
+    segment = tl.arange(0, SEGMENT)
+    for start in range(0, count, SEGMENT):
+        tl.store(expert_of_row + first + start + segment, tl.where(start + segment < count, expert, -1))
+    # Each expert clears a share of the rows that no segment reaches.
+    for start in range(tl.sum(rows, 0) + expert * SEGMENT, num_rows, EXPERTS * SEGMENT):
+        tl.store(expert_of_row + start + segment, tl.full((SEGMENT,), -1, tl.int32), mask=start + segment < num_rows)
+
+
+@triton.jit
+def _place(expert_ids, first_rows, places, num_picks, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr):
+    first = tl.program_id(0) * BLOCK
+    lane = tl.arange(0, BLOCK)
+    present = first + lane < num_picks
+    expert = tl.load(expert_ids + first + lane, mask=present, other=-1).to(tl.int32)
+    rank = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, BLOCK, PART):
+        other_lane = start + tl.arange(0, PART)
+        other = tl.load(expert_ids + first + other_lane, mask=first + other_lane < num_picks, other=-2).to(tl.int32)
+        earlier = (other[None, :] == expert[:, None]) & (other_lane[None, :] < lane[:, None])
+        rank += tl.sum(earlier.to(tl.int32), 1)
+    base = tl.load(first_rows + tl.program_id(0) * EXPERTS + expert, mask=present, other=0)
+    tl.store(places + first + lane, (base + rank).to(tl.int64), mask=present)
+
+
+def segments(expert_ids: Tensor, *, num_experts: int, num_rows: int, segment: int) -> tuple[Tensor, Tensor]:
+    """Contract and shapes as in `baleen_kernels.moe_permute`: counts by blocks of picks, sums over blocks, places."""
+    num_picks, device, block = expert_ids.numel(), expert_ids.device, 512
+    expert_ids = expert_ids.contiguous()
+    places = torch.empty_like(expert_ids)
+    expert_of_row = torch.empty(num_rows, dtype=torch.int32, device=device)
+    if num_picks:
+        num_blocks = triton.cdiv(num_picks, block)
+        counts, first_rows = torch.empty(2, num_blocks, num_experts, dtype=torch.int32, device=device)
+        sizes = {"EXPERTS": num_experts, "BLOCK": block}
+        _count[(num_blocks,)](expert_ids, counts, num_picks, **sizes, num_warps=4)
+        _segments[(num_experts,)](
+            counts,
+            first_rows,
+            expert_of_row,
+            num_blocks,
+            num_rows,
+            EXPERTS=num_experts,
+            SEGMENT=segment,
+            BLOCK=16,
+            num_warps=4,
+        )
+        _place[(num_blocks,)](expert_ids, first_rows, places, num_picks, **sizes, PART=32, num_warps=8)
+    return places, expert_of_row

@@ -85,7 +85,7 @@ class FusedAttention:
         return self._product(ops.fp8_quant(heads.flatten(1), scale_ue8m0=self._ue8m0), w.o_proj)
 
     def _product(self, x: Fp8, matrix: Fp8Matrix) -> Tensor:
-        return self._ops.fp8_gemm(*x, matrix.values, matrix.scales, dtype=self._dtype)
+        return self._ops.product(x, matrix, self._dtype)
 
     def _head_weights(self, y: Tensor, *, selects: bool) -> Tensor:
         """[T, J] float32; [T, 0] where nothing is scored."""

@@ -37,9 +37,9 @@ class FusedMlp:
         """rounded: y [T, hidden] in FP8 -> [T, hidden]."""
         del y, step
         w, ops = self._weights, self._ops
-        gate_up = ops.fp8_gemm(*rounded, w.gate_up.values, w.gate_up.scales, dtype=self._dtype)
+        gate_up = ops.product(rounded, w.gate_up, self._dtype)
         values, scales = ops.swiglu_quant(gate_up[None], None, scale_ue8m0=self._ue8m0)
-        return ops.fp8_gemm(values[0], scales[0], w.down.values, w.down.scales, dtype=self._dtype)
+        return ops.product((values[0], scales[0]), w.down, self._dtype)
 
 
 class UniformRouting:
@@ -89,17 +89,20 @@ class FusedMoe:
     def __call__(self, y: Tensor, rounded: Fp8, step: FusedStep) -> Tensor:
         """y [T, hidden], normed, and the same in FP8 -> [T, hidden]."""
         few = y.shape[0] <= MOST_TILED
+        # First the router, which would otherwise queue behind the shared expert's blocks of threads.
+        logits = self._logits(y, step)
         shared = self._beside.start(lambda: self._shared(y, rounded), num_tokens=y.shape[0])
-        ids, weights = self._route(y, step)
+        ids, weights = self._route(logits)
         rows, places = self._tiled(rounded, ids) if few else self._segmented(rounded, ids)
         return self._ops.moe_combine(rows, places, weights, shared.join())
 
-    def _route(self, y: Tensor, step: FusedStep) -> tuple[Tensor, Tensor]:
-        config, w = self._config, self._weights
+    def _logits(self, y: Tensor, step: FusedStep) -> Tensor:
         # Computed even where it is not used: a step without it would be too short.
-        logits = self._ops.wide_gemm(y, w.router)
-        if self._uniform is not None:
-            logits = self._uniform.logits(self._layer, step)
+        logits = self._ops.wide_gemm(y, self._weights.router)
+        return logits if self._uniform is None else self._uniform.logits(self._layer, step)
+
+    def _route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        config = self._config
         return self._ops.moe_route(
             logits,
             self._bias,

@@ -154,7 +154,7 @@ class FusedModel:
 
     def run(self, input_ids: Tensor, step: FusedStep, pools: PagedPools) -> Tensor:
         """The same for a step that is planned, tokens in its order."""
-        residual = torch.nn.functional.embedding(input_ids, self._embedding)
+        residual = self._embedding[input_ids]
         delta: Tensor | None = None
         for layer in self.layers:
             delta = layer(residual, delta, step, pools)

@@ -26,13 +26,17 @@ from baleen_kernels import (
     norm_quant,
     selection,
     swiglu_quant,
+    thin_gemm,
     topk_slots,
     wide_gemm,
 )
 
 if TYPE_CHECKING:
+    import torch
     from baleen_kernels.selection import Selection
     from torch import Tensor
+
+    from baleen_worker.model.fused.weights import Fp8Matrix
 
 Call = Callable[..., Any]
 
@@ -60,6 +64,7 @@ CALLS: dict[str, Call] = {
     "ragged_scores": index_scores.ragged_scores,
     "rotate_queries": mla_query.rotate_queries,
     "swiglu_quant": swiglu_quant.swiglu_quant,
+    "thin_gemm": thin_gemm.thin_gemm,
     "tile_hidden": expert_tiles.tile_hidden,
     "tile_out": expert_tiles.tile_out,
     "topk_slots": topk_slots.topk_slots,
@@ -94,6 +99,7 @@ class FusedOps:
     ragged_scores: Call
     rotate_queries: Call
     swiglu_quant: Call
+    thin_gemm: Call
     tile_hidden: Call
     tile_out: Call
     topk_slots: Call
@@ -107,6 +113,11 @@ class FusedOps:
         backends = {role: chosen.backend(role) for role in CALLS}
         bound = {names.get(role, role): partial(call, backend=backends[role]) for role, call in CALLS.items()}
         return cls(**bound, backends=backends)
+
+    def product(self, x: tuple[Tensor, Tensor], matrix: Fp8Matrix, dtype: torch.dtype) -> Tensor:
+        """x, values [T, K] and scales [T, K / 128], times the matrix's [N, K] -> [T, N]."""
+        multiply = self.thin_gemm if x[0].shape[0] <= thin_gemm.MOST_TOKENS else self.fp8_gemm
+        return multiply(*x, matrix.values, matrix.scales, dtype=dtype)
 
     def schedule_of(self, lengths: Tensor) -> Tensor | None:
         """How paged scoring spreads over the device: made once a step for all layers, where the backend wants it."""

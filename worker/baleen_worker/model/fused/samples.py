@@ -39,6 +39,7 @@ def samples(config: ModelConfig, *, packed: bool, dtype: torch.dtype) -> Mapping
     keys = {"q": queries, "k": queries, "v": _meta(_TOKENS, heads, config.v_head_dim, dtype=dtype)}
     rows = {**keys, "cu_q": [0, _TOKENS], "cu_k": [0, _TOKENS], "softmax_scale": 1.0}
     angles = {"cos_sin": _meta(8, rope), "positions": _meta(_TOKENS, dtype=torch.int64)}
+    picks = {"expert_ids": _meta(_TOKENS, 1, dtype=torch.int64), "num_experts": config.n_routed_experts}
     expert_rows = {**_product(config.moe_intermediate_size * 2, hidden), "dtype": dtype}
     return {
         selection.PREFILL: attend,
@@ -50,7 +51,8 @@ def samples(config: ModelConfig, *, packed: bool, dtype: torch.dtype) -> Mapping
             "dtype": dtype,
         },
         "contiguous_gemm": expert_rows,
-        "moe_tiles": {"expert_ids": _meta(_TOKENS, 1, dtype=torch.int64), "num_experts": config.n_routed_experts},
+        "moe_segments": picks,
+        "moe_tiles": picks,
         "fp8_quant": {"x": _meta(_TOKENS, hidden, dtype=dtype), "scale_ue8m0": True},
         "indexer_prep": {
             "q": _meta(_TOKENS, config.index_n_heads, config.index_head_dim, dtype=dtype),
@@ -70,6 +72,7 @@ def samples(config: ModelConfig, *, packed: bool, dtype: torch.dtype) -> Mapping
             "bias": _meta(config.n_routed_experts),
             "num_groups": config.n_group,
         },
+        "thin_gemm": _product(config.index_head_dim + (config.q_lora_rank or 0) + latent + rope, hidden),
         "topk_slots": {"scores": _meta(_TOKENS, config.max_position_embeddings), "topk": config.index_topk},
         "wide_gemm": {"x": _meta(_TOKENS, hidden, dtype=dtype), "weight": _meta(64, hidden, dtype=dtype)},
     }
