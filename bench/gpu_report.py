@@ -1,6 +1,6 @@
-"""Files what `python -m baleen_bench` measured: bench/results/<gpu>/kernels.json, a table and a plot beside it.
+"""Files what `python -m baleen_bench` measured: bench/results/<gpu>/<name>.json, a table and a plot beside it.
 
-python bench/gpu_report.py MEASURED.json
+python bench/gpu_report.py MEASURED.json [NAME], by default "kernels"; another name for a run of some ops alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main() -> int:
     folder = RESULTS / re.sub(r"[^a-z0-9]+", "-", result["hardware"]["gpu"].lower()).strip("-")
     folder.mkdir(parents=True, exist_ok=True)
     bars = [bar_of(row) for row in result["measurements"] if "bar" in row]
-    path = folder / "kernels.json"
+    path = folder / f"{sys.argv[2] if len(sys.argv) > 2 else 'kernels'}.json"
     path.write_text(json.dumps(result | {"bars": bars}, indent=1) + "\n", "utf-8")
     path.with_suffix(".md").write_text(page(result), "utf-8")
     draw_roofline(result, path.with_suffix(".svg"))
