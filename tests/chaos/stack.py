@@ -1,0 +1,155 @@
+"""A gateway with several workers, each behind a proxy that can break its link. Parts can be killed and come back.
+
+Ports are fixed for the life of a stack: what is started again has the address that it had before, as behind a service
+name, and whoever still speaks to the one before it must notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Self
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import httpx
+import psutil
+from harness.processes import GATEWAY_BINARY, MICRO_MODEL, Process, is_alive
+from prometheus_client.parser import text_string_to_metric_families
+from proxy import FaultProxy
+
+START_TIMEOUT_S = 60.0
+REST_TIMEOUT_S = 40.0
+WORKER_FLAGS = "--runner fake --fake-step-ms 12 --poison-freed-pages --max-total-tokens 16384 --max-running-requests 16"
+# What must be nothing once nobody asks.
+HELD = (
+    "baleen_active_requests",
+    "baleen_queued_requests",
+    "baleen_worker_running_requests",
+    "baleen_worker_waiting_requests",
+    "baleen_worker_used_kv_pages",
+)
+READY = "baleen_worker_ready"
+
+
+class Member:
+    """A worker and the proxy before it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.port = free_port()
+        self.proxy = FaultProxy(self.port)
+        self.process: Process | None = None
+
+    def start(self) -> None:
+        """Starts the worker, again or for the first time."""
+        self.stop()
+        command = [sys.executable, "-m", "baleen_worker", str(MICRO_MODEL), *WORKER_FLAGS.split()]
+        self.process = Process([*command, "--port", str(self.port)])
+
+    def stop(self) -> None:
+        """Ends what is left of it, whatever state it is in."""
+        if self.process is not None:
+            self.process.close()
+            self.process = None
+
+    def signal(self, number: int, *, rank_only: bool = False) -> None:
+        """Signals every process of the worker, or the one that computes."""
+        assert self.process is not None
+        if rank_only:
+            for child in psutil.Process(self.process.pid).children():
+                child.send_signal(number)
+        else:
+            self.process.signal_group(number)
+
+    def is_alive(self) -> bool:
+        return self.process is not None and is_alive(psutil.Process(self.process.pid))
+
+
+class Stack:
+    """The whole of it. Use as an asynchronous context manager."""
+
+    def __init__(self, num_workers: int = 3) -> None:
+        self.members = [Member(f"worker {number}") for number in range(num_workers)]
+        self.port = free_port()
+        self.gateway: Process | None = None
+        self._running = AsyncExitStack()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        try:
+            for member in self.members:
+                await self._running.enter_async_context(member.proxy)
+                member.start()
+                self._running.callback(member.stop)
+            self.start_gateway()
+            self._running.callback(self.stop_gateway)
+            await self.all_ready(START_TIMEOUT_S)
+        except BaseException:
+            await self._running.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._running.aclose()
+
+    def start_gateway(self) -> None:
+        workers = [word for member in self.members for word in ("--worker", f"127.0.0.1:{member.proxy.port}")]
+        self.gateway = Process([str(GATEWAY_BINARY), *workers, "--port", str(self.port), "--log-level", "warn"])
+
+    def stop_gateway(self) -> None:
+        if self.gateway is not None:
+            self.gateway.close()
+            self.gateway = None
+
+    def kill_gateway(self) -> None:
+        assert self.gateway is not None
+        self.gateway.signal_group(signal.SIGKILL)
+
+    async def metrics(self) -> dict[str, float]:
+        """The gateway's, summed over labels; nothing when it does not answer."""
+        try:
+            async with httpx.AsyncClient(timeout=5) as http:
+                text = (await http.get(f"{self.url}/metrics")).raise_for_status().text
+        except httpx.HTTPError:
+            return {}
+        samples: dict[str, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
+        return samples
+
+    async def all_ready(self, timeout_s: float) -> None:
+        """Waits until every worker serves; TimeoutError with the logs when one does not."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (await self.metrics()).get(READY) != len(self.members):
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            assert self.gateway is not None
+            raise TimeoutError(f"not every worker is ready after {timeout_s:g} s:\n{self.gateway.log()}") from None
+
+    async def at_rest(self) -> dict[str, float]:
+        """What is still held once all has had time to be given back; all zero as it should be."""
+        held: dict[str, float] = {}
+        for _ in range(int(REST_TIMEOUT_S / 0.25)):
+            metrics = await self.metrics()
+            held = {name: metrics.get(name, -1.0) for name in HELD}
+            if not any(held.values()):
+                break
+            await asyncio.sleep(0.25)
+        return held
+
+
+def free_port() -> int:
+    """A port that nobody has at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
