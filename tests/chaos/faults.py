@@ -13,11 +13,14 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+import httpx
 from proxy import RESET
-from stack import Member, Stack
+from stack import DEADLY_TOKEN_ID, Member, Stack
 
 # Longer than a gateway waits for a worker that says nothing.
 LONG_SILENCE_S = 13.0
+# Workers that one request may take with it before it is refused.
+MAX_DEATHS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +208,22 @@ async def clients_leave(stack: Stack, g: random.Random) -> None:
         writer.close()
 
 
+async def deadly_request(stack: Stack, g: random.Random) -> None:
+    """A request that kills whoever computes it, asked again and again; what died is started again meanwhile."""
+    async with httpx.AsyncClient(base_url=stack.url, timeout=60) as http:
+        for _ in range(3):
+            prompt = [*(g.randrange(3, 2000) for _ in range(8)), DEADLY_TOKEN_ID]
+            response = await http.post("/v1/completions", json={"model": "micro", "prompt": prompt, "max_tokens": 4})
+            if response.status_code == 200:
+                raise AssertionError(f"a deadly request was answered: {response.text}")
+            await asyncio.sleep(1.0)
+            dead = [member for member in stack.members if not member.is_alive()]
+            await _start_again(stack, *dead)
+            await stack.all_ready(30.0)
+            if len(dead) > MAX_DEATHS:
+                raise AssertionError(f"one request took {len(dead)} workers with it")
+
+
 ROWS: dict[str, Fault] = {
     "kill-worker": Fault(kill_worker, recover_s=2),
     "kill-rank": Fault(kill_rank, recover_s=2),
@@ -223,5 +242,6 @@ ROWS: dict[str, Fault] = {
     "slow-link": Fault(slow_link, recover_s=2),
     "drain-worker": Fault(drain_worker, recover_s=2),
     "rolling-upgrade": Fault(rolling_upgrade, recover_s=2),
+    "deadly-request": Fault(deadly_request, recover_s=2),
     "clients-leave": Fault(clients_leave, recover_s=2),
 }

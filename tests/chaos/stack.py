@@ -24,7 +24,11 @@ from proxy import FaultProxy
 
 START_TIMEOUT_S = 60.0
 REST_TIMEOUT_S = 40.0
-WORKER_FLAGS = "--runner fake --fake-step-ms 12 --poison-freed-pages --max-total-tokens 16384 --max-running-requests 16"
+DEADLY_TOKEN_ID = 2  # nobody else's prompts have it
+WORKER_FLAGS = (
+    "--runner fake --fake-step-ms 12 --poison-freed-pages --max-total-tokens 16384 --max-running-requests 16"
+    f" --fake-deadly-token-id {DEADLY_TOKEN_ID}"
+)
 # What must be nothing once nobody asks.
 HELD = (
     "baleen_active_requests",

@@ -80,6 +80,7 @@ def parse(arguments: Sequence[str]) -> LaunchConfig:
         fake=FakeConfig(
             step_ms=values["fake_step_ms"],
             poison_token_id=values["fake_poison_token_id"],
+            deadly_token_id=values["fake_deadly_token_id"],
             script=values["fake_script"],
         ),
         log_level=values["log_level"],
@@ -266,6 +267,7 @@ def _add_tests(parser: argparse.ArgumentParser) -> None:
         help="how long a step of the fake runner takes",
     )
     add("--fake-poison-token-id", type=integer(0), metavar="ID", help="the fake runner raises at this prompt token")
+    add("--fake-deadly-token-id", type=integer(0), metavar="ID", help="its process ends at this prompt token")
     add("--fake-script", type=Path, metavar="FILE", help="answers for the fake runner to replay (JSON lines)")
     add("--poison-freed-pages", action="store_true", help="fill pages with NaN when they are given back, for tests")
 

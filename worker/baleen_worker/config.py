@@ -21,6 +21,7 @@ class FakeConfig:
 
     step_ms: float = 0.0
     poison_token_id: int | None = None
+    deadly_token_id: int | None = None
     script: Path | None = None
 
 

@@ -20,6 +20,7 @@ grant marks the former owners.
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _MASK = (1 << 64) - 1
 _DEFAULT_CAPACITY_TOKENS = 1 << 20
+EXIT_OF_DEATH = 70
 
 
 def expected_tokens(
@@ -82,6 +84,7 @@ def build_fake_runner(
     max_total_tokens: int | None,
     step_ms: float,
     poison_token_id: int | None,
+    deadly_token_id: int | None,
     script: FakeScript | None,
     host_ratio: float = 0.0,
 ) -> BuiltRunner:
@@ -98,6 +101,7 @@ def build_fake_runner(
         avoid_ids=avoid_ids,
         step_ms=step_ms,
         poison_token_id=poison_token_id,
+        deadly_token_id=deadly_token_id,
         script=script,
     )
     return BuiltRunner(
@@ -120,8 +124,8 @@ class FakeRunner:
 
     `step_ms`: how long a step takes, 0 for no time. `eos_after`: (output index, token id) to say from that index on.
     `poison_token_id`: a prompt that holds it makes its step raise, in `collect` when `poison_in_collect`, else in
-    `launch` after half of its effects. `script`: answers to replay; its own tokens follow where one ends
-    without an end-of-sequence id.
+    `launch` after half of its effects. `deadly_token_id`: one that ends the process, as a fault of a device would.
+    `script`: answers to replay; its own tokens follow where one ends without an end-of-sequence id.
     """
 
     def __init__(
@@ -134,6 +138,7 @@ class FakeRunner:
         eos_after: tuple[int, int] | None = None,
         poison_token_id: int | None = None,
         poison_in_collect: bool = False,
+        deadly_token_id: int | None = None,
         script: FakeScript | None = None,
         num_host_pages: int = 0,
     ) -> None:
@@ -143,6 +148,7 @@ class FakeRunner:
         self._eos_after = eos_after
         self._poison_token_id = poison_token_id
         self._poison_in_collect = poison_in_collect
+        self._deadly_token_id = deadly_token_id
         self._script = script
         self._pages = FakePages(num_pages, num_host_pages)
 
@@ -195,6 +201,8 @@ class FakeRunner:
         return output
 
     def _raise_if_poisoned(self, row: PlannedRow) -> None:
+        if self._deadly_token_id is not None and self._deadly_token_id in row.token_ids:
+            os._exit(EXIT_OF_DEATH)
         if self._poison_token_id is not None and row.output_index == 0 and self._poison_token_id in row.token_ids:
             raise RuntimeError(f"the fake runner was fed its poison, token {self._poison_token_id}")
 

@@ -183,6 +183,7 @@ def _build(assignment: Assignment, end: End) -> BuiltRunner:
             max_total_tokens=config.max_total_tokens,
             step_ms=config.fake.step_ms,
             poison_token_id=config.fake.poison_token_id,
+            deadly_token_id=config.fake.deadly_token_id,
             script=None if script is None else FakeScript.load(script, assignment.vocab_size),
             host_ratio=0.0 if config.host_cache is None else config.host_cache.ratio,
         )
