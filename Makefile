@@ -12,6 +12,7 @@ PYTHON ?= python3
 PORT ?= 8000
 MODEL ?=
 ARGS ?=
+SEEDS ?= 20
 
 export CARGO_TARGET_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/baleen/target
 export BALEEN_CARGO_PROFILE ?= ci
@@ -35,7 +36,7 @@ PACKAGES := .venv/.packages
 BUILD_INPUTS := pyproject.toml kernels/pyproject.toml packaging/cargo_hook.py
 BUILT_GATEWAY := $(CARGO_TARGET_DIR)/$(BALEEN_CARGO_PROFILE)/gateway
 
-.PHONY: help setup serve test test-all lint fmt e2e bench bench-gpu fuzz proto lock clean
+.PHONY: help setup serve test test-all chaos lint fmt e2e bench bench-gpu fuzz proto lock clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -71,6 +72,10 @@ test-all: setup ## run every test
 
 e2e: setup ## run the end-to-end tests, slow ones included
 	@$(VENV)/python tests/run.py --all e2e
+
+chaos: setup ## break a living stack in every way, SEEDS (20) times each; goes on where it was stopped
+	@PYTHONPATH=tests $(VENV)/python -m chaos.run --seeds $(SEEDS) --keep .venv/chaos
+	@$(VENV)/python bench/chaos_report.py .venv/chaos
 
 lint: $(DEPENDENCIES) ## check style, types, spelling, generated code and the README's tree
 	$(VENV)/ruff check .

@@ -93,7 +93,8 @@ def draw(plot: Plot | Bars, path: Path) -> None:
         for number, (label, values) in enumerate(plot.series.items()):
             places = [group + number * width for group in range(len(plot.groups))]
             axes.bar_label(axes.bar(places, values, width, label=label), fmt="%.0f", fontsize=7)
-        axes.set_xticks([group + 0.4 - width / 2 for group in range(len(plot.groups))], plot.groups)
+        places = [group + 0.4 - width / 2 for group in range(len(plot.groups))]
+        axes.set_xticks(places, plot.groups, rotation=60 if len(plot.groups) > 8 else 0)
         axes.set(title=plot.title, ylabel=plot.y_label)
     else:
         for label, points in plot.series.items():

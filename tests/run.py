@@ -2,8 +2,8 @@
 
     python tests/run.py [--all] [SUITE ...]
 
-`--all` adds the tests marked slow. Suites: rust, worker, kernels, models, eval, packaging, e2e; all unless some are
-named.
+`--all` adds the tests marked slow. Suites: rust, worker, kernels, models, eval, packaging, e2e, chaos; all unless
+some are named.
 Needs nothing beyond what `make setup` installs; the exit code is 0 only when every suite ran tests and none failed.
 """
 
@@ -30,6 +30,7 @@ SUITES = {
     "eval": ["eval/tests"],
     "packaging": ["tests/packaging"],
     "e2e": ["tests/e2e"],
+    "chaos": ["tests/chaos"],
 }
 CARGO_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
 

@@ -1,6 +1,6 @@
 """Judges a ledger by the pass rule: nothing lost, doubled, foreign or leaked, and back in time.
 
-    python tests/chaos/checker.py LEDGER...
+    python -m chaos.checker LEDGER...
 
 Every request ends exactly once. A whole answer is token by token the one that the fake runner must give; what came
 before an error or a cut is a beginning of it. How a request may fail depends on the fault and stands in the ledger's
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from baleen_worker.fake_runner import expected_tokens
-from crowd import VOCAB_SIZE
-from ledger import read
+from chaos.crowd import VOCAB_SIZE
+from chaos.ledger import read
 
 EOS = 1
 # A gateway that is killed says nothing to anybody.

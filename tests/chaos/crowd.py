@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import httpx
-from ledger import Ledger
+from chaos.ledger import Ledger
 
 VOCAB_SIZE = 2048
 NUM_FAMILIES = 6

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import httpx
-from proxy import RESET
-from stack import DEADLY_TOKEN_ID, Member, Stack
+from chaos.proxy import RESET
+from chaos.stack import DEADLY_TOKEN_ID, Member, Stack
 
 # Longer than a gateway waits for a worker that says nothing.
 LONG_SILENCE_S = 13.0

@@ -1,9 +1,9 @@
 """Runs faults against a living stack and judges what came of it.
 
-    python tests/chaos/run.py --seeds 2 --keep FOLDER        every row twice; what FOLDER already has is not run again
-    python tests/chaos/run.py --row kill-worker --first 7    one schedule again
+    python -m chaos.run --seeds 2 --keep FOLDER        every row twice; what FOLDER already has is not run again
+    python -m chaos.run --row kill-worker --first 7    one schedule again
 
-A ledger a row and seed stays in FOLDER; `python tests/chaos/checker.py LEDGER` gives its verdict again. Exit code 1
+A ledger a row and seed stays in FOLDER; `python -m chaos.checker LEDGER` gives its verdict again. Exit code 1
 when a verdict is bad.
 """
 
@@ -19,14 +19,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 import httpx
-from checker import judge
-from crowd import Crowd, read_answer
-from faults import ROWS, Fault
-from ledger import Ledger, read
-from stack import Stack
+from chaos.checker import judge
+from chaos.crowd import Crowd, read_answer
+from chaos.faults import ROWS, Fault
+from chaos.ledger import Ledger, read
+from chaos.stack import Stack
 
 NUM_CLIENTS = 20
 SETTLE_S = 1.0

@@ -11,16 +11,13 @@ import signal
 import socket
 import sys
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Self
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import httpx
 import psutil
+from chaos.proxy import FaultProxy
 from harness.processes import GATEWAY_BINARY, MICRO_MODEL, Process, is_alive
 from prometheus_client.parser import text_string_to_metric_families
-from proxy import FaultProxy
 
 START_TIMEOUT_S = 60.0
 REST_TIMEOUT_S = 40.0
