@@ -7,13 +7,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use http::HeaderValue;
 use tracing::{debug, warn};
 
+use crate::admission::Admission;
 use crate::chat::constraint::AnswerRule;
-use crate::chat::encode::{DSML, THINK_OPEN};
+use crate::chat::control::{DSML, THINK_OPEN};
 use crate::chat::style::{ModelTraits, Style};
 use crate::config::Config;
 use crate::error::ApiError;
 use crate::generate::{Enforced, Generator};
-use crate::http::admission::Admission;
 use crate::openai::models::ModelCard;
 use crate::openai::response::ResponseHead;
 use crate::openai::{InvalidRequest, Limits, ModelFacts};

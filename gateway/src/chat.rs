@@ -4,7 +4,9 @@
 
 pub mod calls;
 pub mod constraint;
+pub mod control;
 pub mod delta;
+pub mod dialect;
 pub mod dsml;
 pub mod encode;
 pub mod legacy;

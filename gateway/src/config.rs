@@ -21,7 +21,7 @@ use locate::Surroundings;
 pub use workers::{LocalWorker, Source};
 use workers::{local_worker, remote_workers};
 
-use crate::chat::calls::Dialect;
+use crate::chat::dialect::Dialect;
 use crate::chat::style::{StyleChoice, Thinking};
 use crate::route::policy::Policies;
 

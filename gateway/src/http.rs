@@ -18,11 +18,11 @@ use crate::app::App;
 use crate::error::ApiError;
 
 pub mod admin;
-pub mod admission;
 pub mod answer;
 pub mod chat;
 pub mod completions;
 pub mod docs;
+pub mod entry;
 pub mod listen;
 pub mod messages;
 pub mod responses;
@@ -86,8 +86,8 @@ fn router(endpoints: Vec<Endpoint>) -> Router<Arc<App>> {
 
 /// Every route of the gateway.
 pub fn routes(app: Arc<App>) -> Router {
-    let operator = router(operators()).layer(middleware::from_fn(admission::require_operator));
-    let key = middleware::from_fn_with_state(app.clone(), admission::require_key);
+    let operator = router(operators()).layer(middleware::from_fn(entry::require_operator));
+    let key = middleware::from_fn_with_state(app.clone(), entry::require_key);
     let guarded = router(guarded()).merge(operator).fallback(unknown_path).layer(key);
     router(open())
         .merge(guarded)

@@ -4,6 +4,7 @@
 //! token ids cross the wire. Dependencies point one way: `http` → `generate` → `chat`, `text`, `route`, `worker`.
 //! The gateway keeps no state beyond the requests in progress.
 
+pub mod admission;
 pub mod app;
 pub mod chat;
 pub mod cli;

@@ -8,6 +8,7 @@ pub mod chat;
 pub mod completions;
 pub mod constraint;
 pub mod error;
+pub mod facts;
 mod fields;
 pub mod generation;
 pub mod limits;
@@ -26,7 +27,8 @@ pub mod tokenize;
 pub mod workers;
 
 pub use error::{ErrorObject, InvalidRequest, RejectKind};
-pub use generation::{GenerationSpec, ModelFacts, StreamSpec};
+pub use facts::ModelFacts;
+pub use generation::{GenerationSpec, StreamSpec};
 pub use limits::Limits;
 pub use sampling::SamplingSpec;
 

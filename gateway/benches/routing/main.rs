@@ -8,26 +8,15 @@
 
 mod decision;
 mod fleet;
+#[path = "../shared/parts.rs"]
+mod parts;
 mod trace;
 
-use serde_json::{Map, Value, json};
-
-type Part = (&'static str, fn() -> Value);
-
-const PARTS: &[Part] = &[
-    ("decision", decision::measure),
-    ("conversations", fleet::conversations),
-    ("gain", fleet::gain),
-    ("scale", fleet::scale),
-];
-
 fn main() {
-    let asked: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
-    let mut result = Map::new();
-    for (name, measure) in PARTS {
-        if asked.is_empty() || asked.iter().any(|part| part == name) {
-            result.insert((*name).to_owned(), measure());
-        }
-    }
-    println!("{:#}", json!(result));
+    parts::run(&[
+        ("decision", decision::measure),
+        ("conversations", fleet::conversations),
+        ("gain", fleet::gain),
+        ("scale", fleet::scale),
+    ]);
 }

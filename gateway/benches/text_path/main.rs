@@ -9,23 +9,12 @@
 mod clock;
 mod corpus;
 mod parser;
+#[path = "../shared/parts.rs"]
+mod parts;
 mod shapes;
 mod stream;
 mod tokens;
 
-use serde_json::{Map, Value, json};
-
-type Part = (&'static str, fn() -> Value);
-
-const PARTS: &[Part] = &[("parser", parser::measure), ("tokens", tokens::measure), ("stream", stream::measure)];
-
 fn main() {
-    let asked: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
-    let mut result = Map::new();
-    for (name, measure) in PARTS {
-        if asked.is_empty() || asked.iter().any(|part| part == name) {
-            result.insert((*name).to_owned(), measure());
-        }
-    }
-    println!("{:#}", json!(result));
+    parts::run(&[("parser", parser::measure), ("tokens", tokens::measure), ("stream", stream::measure)]);
 }

@@ -1,7 +1,8 @@
 //! How fast output becomes content and calls.
 
-use baleen_gateway::chat::calls::{CallParser, Dialect};
+use baleen_gateway::chat::calls::CallParser;
 use baleen_gateway::chat::delta::Delta;
+use baleen_gateway::chat::dialect::Dialect;
 use baleen_gateway::chat::markers::Lexer;
 use serde_json::{Value, json};
 

@@ -1,7 +1,8 @@
 //! A model's raw output, read as calls: any division into chunks gives the same answer, no markup reaches content, and
 //! what a client has of a call's arguments is always the start of one JSON object.
 
-use baleen_gateway::chat::calls::{CallParser, Dialect};
+use baleen_gateway::chat::calls::CallParser;
+use baleen_gateway::chat::dialect::Dialect;
 use baleen_gateway::chat::markers::{Lexer, Marker};
 use serde::de::IgnoredAny;
 

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use self::calls::CallWriter;
 use self::schema::SchemaError;
-use super::calls::Dialect;
+use super::dialect::Dialect;
 use crate::text::tokenizer::{Tokenizer, TokenizerError};
 
 /// What the worker is told. Each kind is an ability that a worker may lack.

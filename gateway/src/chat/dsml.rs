@@ -38,10 +38,8 @@ pub struct DsmlParser {
 enum Mode {
     Reasoning,
     Content,
-    /// Between invokes, or behind the block: text is discarded.
+    /// Between invokes, in one that is not a call, or behind the block: text is discarded.
     Block,
-    /// In an invoke that is not a call: everything is discarded up to its end.
-    Broken,
     /// In the body of `call`.
     Invoke,
     /// In a parameter of `call`.
@@ -166,7 +164,7 @@ impl DsmlParser {
         match self.mode {
             Mode::Reasoning => self.decide_in_reasoning(name, out),
             Mode::Content => self.decide_in_content(name, out),
-            Mode::Block | Mode::Broken => self.decide_in_block(name),
+            Mode::Block => self.decide_in_block(name),
             Mode::Invoke => self.decide_in_invoke(name, out),
             Mode::Value(kind) => self.decide_in_value(kind, name, out),
         }
@@ -194,7 +192,7 @@ impl DsmlParser {
                 Stage::Attributes(name)
             }
             (false, TagName::Parameter) => {
-                self.end_content(Mode::Broken, out);
+                self.end_content(Mode::Block, out);
                 Stage::Text
             }
             (true, TagName::Calls | TagName::Invoke | TagName::Parameter) => {
@@ -329,7 +327,7 @@ impl DsmlParser {
                     self.finish_call(true, out);
                 }
             }
-            _ => self.mode = if attributes.is_closed { Mode::Block } else { Mode::Broken },
+            _ => self.mode = Mode::Block,
         }
     }
 
@@ -342,7 +340,7 @@ impl DsmlParser {
             _ => None,
         };
         if !self.call.is_sent && (kind.is_none() || self.call.has_stray_text()) {
-            self.mode = Mode::Broken;
+            self.mode = Mode::Block;
             return;
         }
         let kind = match (attributes.name, kind) {

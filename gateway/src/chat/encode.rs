@@ -16,18 +16,10 @@ mod tools;
 use serde_json::{Map, Value};
 
 pub use self::results::match_results;
-use super::calls::Dialect;
+use super::control::{ASSISTANT, BEGIN_OF_SENTENCE, THINK_CLOSE, THINK_OPEN};
+use super::dialect::Dialect;
 use super::style::Style;
 use crate::text::tokenizer::{Segment, Tokenizer, TokenizerError};
-
-pub const BEGIN_OF_SENTENCE: &str = "<｜begin▁of▁sentence｜>";
-pub const END_OF_SENTENCE: &str = "<｜end▁of▁sentence｜>";
-pub const USER: &str = "<｜User｜>";
-pub const ASSISTANT: &str = "<｜Assistant｜>";
-pub const THINK_OPEN: &str = "<think>";
-pub const THINK_CLOSE: &str = "</think>";
-/// Stands in every tag of tool-call markup, and nowhere else.
-pub const DSML: &str = "｜DSML｜";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {

@@ -3,7 +3,7 @@
 //! With token ids at hand a marker is known by its id, and text that merely spells one stays text. Recorded output
 //! has no ids; there [`Lexer`] finds markers by their spelling.
 
-use crate::chat::encode::{DSML, END_OF_SENTENCE, THINK_CLOSE, THINK_OPEN};
+use crate::chat::control::{DSML, END_OF_SENTENCE, THINK_CLOSE, THINK_OPEN};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Marker {
@@ -127,10 +127,8 @@ impl Lexer {
                     until(take, done, at);
                     return at;
                 }
+                // Perhaps inside a character, where neither byte can be.
                 Begins::Nothing => at += 1,
-            }
-            if at < text.len() && !text.is_char_boundary(at) {
-                at += 2;
             }
         }
         until(take, done, text.len());

@@ -9,8 +9,8 @@ mod tools;
 use std::sync::Arc;
 
 use self::tools::ToolFold;
-use crate::chat::calls::Dialect;
 pub use crate::chat::delta::{CallDelta, Delta};
+use crate::chat::dialect::Dialect;
 use crate::chat::reasoning::{ReasoningSplit, TokenPlace};
 use crate::text::detokenizer::Detokenizer;
 use crate::text::stop::{StopMatcher, StopStrings};

@@ -1,6 +1,6 @@
 //! Where reasoning ends: decided by token ids, so text that merely spells a think token changes nothing.
 
-use crate::chat::encode::{THINK_CLOSE, THINK_OPEN};
+use crate::chat::control::{THINK_CLOSE, THINK_OPEN};
 use crate::text::tokenizer::Tokenizer;
 
 /// What one output token is.

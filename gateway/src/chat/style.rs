@@ -1,6 +1,6 @@
 //! Which member of the model family is served: what its prompts look like, how it writes calls, whether it reasons.
 
-use super::calls::Dialect;
+use super::dialect::Dialect;
 
 /// Whether a model reasons before it answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -110,7 +110,7 @@ pub struct StyleChoice {
 #[cfg(test)]
 mod tests {
     use super::{ModelTraits, Style, StyleChoice, Thinking};
-    use crate::chat::calls::Dialect;
+    use crate::chat::dialect::Dialect;
 
     #[test]
     fn the_name_tells_the_generation() {

@@ -10,9 +10,11 @@ use std::sync::Arc;
 use clap::{Parser, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 
-use crate::chat::calls::{CallParser, Dialect};
+use crate::chat::calls::CallParser;
+use crate::chat::control::{BEGIN_OF_SENTENCE, END_OF_SENTENCE};
 use crate::chat::delta::Delta;
-use crate::chat::encode::{BEGIN_OF_SENTENCE, END_OF_SENTENCE, EncodeOptions, Ending, Message, Role, encode};
+use crate::chat::dialect::Dialect;
+use crate::chat::encode::{EncodeOptions, Ending, Message, Role, encode};
 use crate::chat::markers::{Lexer, Marker, Piece};
 use crate::chat::output::{OutputFold, OutputOptions};
 use crate::chat::style::Style;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::locate::Surroundings;
 use super::*;
-use crate::chat::calls::Dialect;
+use crate::chat::dialect::Dialect;
 use crate::chat::style::{StyleChoice, Thinking};
 use crate::route::policy::{Policies, Policy};
 use crate::worker::Role;

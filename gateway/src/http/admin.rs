@@ -11,7 +11,7 @@ use http::{HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
 use tonic::Code;
 
-use super::admission::read_body;
+use super::entry::read_body;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::openai::abort::AbortRequest;

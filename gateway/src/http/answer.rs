@@ -12,13 +12,14 @@ use http::{HeaderValue, header};
 use serde::Serialize;
 use tokio::time::timeout_at;
 
-use super::admission::keyring::Caller;
-use super::admission::{Admitted, caller_of, read_body};
 use super::chat::ChatAnswer;
 use super::completions::CompletionAnswer;
+use super::entry::{caller_of, read_body};
 use super::messages::{MessagesAnswer, PING};
 use super::responses::ResponsesAnswer;
 use super::sse::{EventStream, write_event};
+use crate::admission::Admitted;
+use crate::admission::keyring::Caller;
 use crate::app::{App, Model};
 use crate::error::ApiError;
 use crate::generate::{Choice, Finish, GenerateError, GenerateSpec, Generation, Progress};

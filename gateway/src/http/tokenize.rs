@@ -7,7 +7,8 @@ use axum::response::Response;
 
 use super::answer::{check_model, respond_at_once};
 use crate::app::{App, Model};
-use crate::chat::encode::{BEGIN_OF_SENTENCE, Ending, encode};
+use crate::chat::control::BEGIN_OF_SENTENCE;
+use crate::chat::encode::{Ending, encode};
 use crate::openai::InvalidRequest;
 use crate::openai::chat::ChatRequest;
 use crate::openai::tokenize::{DetokenizeRequest, Detokenized, Source, TokenizeRequest, Tokenized};

@@ -9,7 +9,7 @@ use axum::extract::State;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::admission::read_body;
+use super::entry::read_body;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::openai::workers::{named_worker, new_worker};

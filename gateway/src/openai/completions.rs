@@ -8,8 +8,9 @@ use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Se
 
 use super::constraint::FieldRule;
 use super::error::InvalidRequest;
+use super::facts::ModelFacts;
 use super::fields::{Integer, parse_body};
-use super::generation::{GenerationFields, GenerationSpec, ModelFacts};
+use super::generation::{GenerationFields, GenerationSpec};
 use super::limits::Limits;
 use crate::chat::constraint::AnswerRule;
 

@@ -3,8 +3,8 @@
 use serde::de::MapAccess;
 
 use super::error::InvalidRequest;
+use super::facts::ModelFacts;
 use super::fields::{Biases, Float, Integer};
-use super::generation::ModelFacts;
 use super::limits::{Limits, digits};
 use super::processors::ProcessorFields;
 

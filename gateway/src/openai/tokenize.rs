@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use super::chat::ChatRequest;
 use super::error::InvalidRequest;
+use super::facts::ModelFacts;
 use super::fields::{Integer, Object};
-use super::generation::ModelFacts;
 use super::node::{Fields, Node};
 use super::rewrite::refuse_foreign;
 

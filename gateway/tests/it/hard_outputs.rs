@@ -1,7 +1,7 @@
 //! Outputs that a careless parser reads wrongly or in quadratic time, at lengths where that shows: however they come,
 //! they are read alike. How long that takes is measured in `bench/text_path.py`.
 
-use baleen_gateway::chat::calls::Dialect;
+use baleen_gateway::chat::dialect::Dialect;
 
 use crate::fuzz_targets::targets::dsml::{Reader, check};
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::format::{self, Markup};
 use super::parameters::{Argument, arguments};
 use super::{CallRule, ConstraintError, FunctionRule, schema};
-use crate::chat::calls::Dialect;
+use crate::chat::dialect::Dialect;
 use crate::chat::markers::Marker;
 use crate::text::tokenizer::{Tokenizer, TokenizerError};
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use super::Constraint;
-use crate::chat::calls::Dialect;
+use crate::chat::dialect::Dialect;
 use crate::chat::style::Style;
 use crate::openai::chat::ChatRequest;
 use crate::openai::{InvalidRequest, Limits, ModelFacts};
@@ -90,6 +90,24 @@ fn a_strict_function_that_cannot_be_enforced_is_refused_by_name() {
     ] {
         assert_eq!(refused(parameters.clone(), true).as_deref(), Some(param), "{parameters}");
         assert_eq!(refused(parameters.clone(), false), None, "without a promise: {parameters}");
+    }
+}
+
+#[test]
+fn a_forced_call_is_held_to_its_schema_without_a_promise_where_that_is_possible() {
+    let tokenizer = micro();
+    let tag = |parameters: Value, strict: bool, dialect: Dialect| {
+        let function = json!({"name": "f", "parameters": parameters, "strict": strict});
+        let request = json!({"tools": [{"function": function}], "tool_choice": "required"});
+        compile(&request, dialect, &tokenizer).unwrap().unwrap().text().to_owned()
+    };
+    let sound = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
+    let unsound = json!({"type": "object", "properties": {"a": {"not": {}}}, "required": ["a"]});
+    for dialect in [Dialect::V32, Dialect::V31, Dialect::V3] {
+        let free = tag(Value::Null, false, dialect);
+        assert_eq!(tag(sound.clone(), false, dialect), tag(sound.clone(), true, dialect));
+        assert_ne!(tag(sound.clone(), false, dialect), free);
+        assert_eq!(tag(unsound.clone(), false, dialect), free);
     }
 }
 

@@ -2,8 +2,9 @@
 
 use serde_json::Value;
 
-use crate::chat::calls::{CallParser, Dialect};
+use crate::chat::calls::CallParser;
 use crate::chat::delta::Delta;
+use crate::chat::dialect::Dialect;
 use crate::chat::markers::{Lexer, Marker, Piece};
 
 use self::client::Client;

@@ -2,8 +2,8 @@
 
 use super::tag::{TagName, ends_tag};
 use super::{DsmlParser, Mode, Stage};
+use crate::chat::control::DSML;
 use crate::chat::delta::Delta;
-use crate::chat::encode::DSML;
 
 /// Blanks before a tag on its own line that are taken for indentation.
 const MAX_INDENT: usize = 64;
@@ -242,7 +242,7 @@ impl DsmlParser {
         let suffix = match self.mode {
             Mode::Reasoning | Mode::Content => prose_suffix,
             Mode::Value(_) => value_suffix,
-            Mode::Block | Mode::Broken | Mode::Invoke => tag_suffix,
+            Mode::Block | Mode::Invoke => tag_suffix,
         };
         if self.held.is_empty() {
             let cut = suffix(text);
@@ -267,7 +267,7 @@ impl DsmlParser {
             Mode::Content => self.content.push(text, &mut out.content),
             Mode::Value(kind) => self.call.value(kind, text, out),
             Mode::Invoke => self.call.body_text(text),
-            Mode::Block | Mode::Broken => {}
+            Mode::Block => {}
         }
     }
 }

@@ -7,11 +7,9 @@
 
 use serde_json::Value;
 
-use super::{
-    ASSISTANT, BEGIN_OF_SENTENCE, END_OF_SENTENCE, EncodeError, EncodeOptions, Encoded, Ending, Message, Prompt, Role,
-    THINK_CLOSE, THINK_OPEN, ToolCall, USER,
-};
-use crate::chat::calls::Dialect;
+use super::{EncodeError, EncodeOptions, Encoded, Ending, Message, Prompt, Role, ToolCall};
+use crate::chat::control::{ASSISTANT, BEGIN_OF_SENTENCE, END_OF_SENTENCE, THINK_CLOSE, THINK_OPEN, USER};
+use crate::chat::dialect::Dialect;
 use crate::chat::markers::Marker;
 use crate::chat::pyjson;
 use crate::chat::style::Thinking;

@@ -1,9 +1,7 @@
 //! One message's part of the prompt, by its role.
 
-use super::{
-    Answering, DSML, END_OF_SENTENCE, EncodeError, Message, Place, Prompt, Role, THINK_CLOSE, THINK_OPEN, ToolCall,
-    USER,
-};
+use super::{Answering, EncodeError, Message, Place, Prompt, Role, ToolCall};
+use crate::chat::control::{DSML, END_OF_SENTENCE, THINK_CLOSE, THINK_OPEN, USER};
 use crate::chat::pyjson;
 use crate::text::tokenizer::TokenizerError;
 

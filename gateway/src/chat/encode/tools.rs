@@ -5,7 +5,8 @@
 
 use serde_json::Value;
 
-use super::{DSML, Prompt};
+use super::Prompt;
+use crate::chat::control::{DSML, THINK_CLOSE, THINK_OPEN};
 use crate::chat::pyjson;
 use crate::text::tokenizer::TokenizerError;
 
@@ -15,7 +16,7 @@ const TOOLS_END: &str = "</functions>\n";
 const RESPONSE_FORMAT: &str = "## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n";
 
 /// Control tokens that occur in the blocks.
-const MARKERS: [&str; 3] = [DSML, super::THINK_OPEN, super::THINK_CLOSE];
+const MARKERS: [&str; 3] = [DSML, THINK_OPEN, THINK_CLOSE];
 
 impl Prompt<'_> {
     /// The block that lists tools, one function object a line.

@@ -6,7 +6,8 @@ use super::{ChatRequest, ChatSpec};
 use crate::chat::encode::Ending;
 use crate::chat::style::Style;
 use crate::openai::error::InvalidRequest;
-use crate::openai::generation::{ModelFacts, StreamSpec};
+use crate::openai::facts::ModelFacts;
+use crate::openai::generation::StreamSpec;
 use crate::openai::limits::Limits;
 
 const MODEL: ModelFacts = ModelFacts { vocab_size: 1000, context_len: 4096, style: Style::V32 };

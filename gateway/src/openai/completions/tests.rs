@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{CompletionRequest, CompletionSpec, PromptSource};
 use crate::chat::style::Style;
 use crate::openai::error::InvalidRequest;
-use crate::openai::generation::ModelFacts;
+use crate::openai::facts::ModelFacts;
 use crate::openai::limits::Limits;
 
 const MODEL: ModelFacts = ModelFacts { vocab_size: 1000, context_len: 4096, style: Style::V32 };

@@ -173,7 +173,7 @@ fn the_oracle_serves_what_the_fast_encoder_cannot_load() {
 
 #[test]
 fn the_embedded_model_has_the_control_tokens_of_chat() {
-    use crate::chat::encode::{ASSISTANT, BEGIN_OF_SENTENCE, END_OF_SENTENCE, THINK_CLOSE, THINK_OPEN, USER};
+    use crate::chat::control::{ASSISTANT, BEGIN_OF_SENTENCE, END_OF_SENTENCE, THINK_CLOSE, THINK_OPEN, USER};
     let config: Value = serde_json::from_str(include_str!("../../../../models/micro/config.json")).unwrap();
     let vocab_size = u32::try_from(config["vocab_size"].as_u64().unwrap()).unwrap();
     let json = include_bytes!("../../../../models/micro/tokenizer.json");

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::chat::calls::Dialect;
+use crate::chat::dialect::Dialect;
 use crate::chat::encode::encode;
 use crate::chat::style::{Style, Thinking};
 use crate::openai::Limits;

@@ -6,7 +6,7 @@ use super::{MODEL, refused, submit, with};
 use crate::chat::constraint::{CallRule, ContentRule};
 use crate::chat::style::{Style, Thinking};
 use crate::openai::chat::ChatRequest;
-use crate::openai::generation::ModelFacts;
+use crate::openai::facts::ModelFacts;
 use crate::openai::limits::Limits;
 
 fn content(fields: Value) -> ContentRule {
