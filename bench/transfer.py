@@ -1,9 +1,9 @@
 """What a handover costs: the rate at which pages travel over TCP, and the time added to the first token.
 
-Rate, without a model: pages of the released size (61 layers, FP8) go from one process to another on this host, digests,
-generations and acknowledgements included; in turn, as many bytes go over a bare socket, from one buffer into another.
-Added time: the micro model in a prefill and a decode worker, 1K-token prompts that nothing knows, one at a time, in turn
-with whole requests to the decode worker.
+Rate, without a model: pages of the released size (61 layers, FP8) go from one process to another, digests,
+generations and acknowledgements included; in turn, as many bytes go over a bare socket, from one buffer to another.
+Added time: the micro model in a prefill and a decode worker, prompts of 1K tokens that nothing knows, one at a time, in
+turn with whole requests to the decode worker.
 """
 
 from __future__ import annotations

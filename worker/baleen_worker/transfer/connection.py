@@ -15,7 +15,6 @@ from baleen_worker.transfer.messages import FromDecode, FromPrefill
 from baleen_worker.transfer.state import WINDOW, ProtocolError
 
 _NUM_BUFFERS = 8
-_SOCKET_BYTES = 4 << 20
 _BACKLOG = 128
 
 # Makes an answer when it is its turn: copies pages into the buffer, returns the frame and the bytes that follow it.
@@ -162,7 +161,5 @@ async def connect(loop: asyncio.AbstractEventLoop, address: str, patience_s: flo
 
 
 def _prepare(made: socket.socket) -> None:
-    made.setblocking(False)
-    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        made.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BYTES)
+    made.setblocking(False)  # buffer sizes are left to the kernel, which goes higher than it would let us ask for
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

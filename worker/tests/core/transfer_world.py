@@ -123,6 +123,7 @@ class World:
         """Until nothing happens any more, then judges."""
         while self._events:
             self.now_s, _, event = heapq.heappop(self._events)
+            assert self.now_s < 1000, "something goes on for ever"
             event()
         for key, side in self.decode.items():
             assert side.end is not None or side.is_gone, f"{key} never ended"
