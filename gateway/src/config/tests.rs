@@ -196,9 +196,13 @@ async fn pairs_are_started_here_with_their_roles() {
         let args = worker.command_of(role).args;
         args.iter().map(|arg| arg.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
     };
-    let added = "--runner fake --disaggregation-mode decode --disaggregation-bootstrap-port 0";
-    assert!(line(Role::Decode).ends_with(added), "{}", line(Role::Decode));
-    assert!(line(Role::Unified).ends_with("--runner fake"), "{}", line(Role::Unified));
+    for (role, added) in [
+        (Role::Unified, ""),
+        (Role::Prefill, " --disaggregation-mode prefill --disaggregation-bootstrap-port 0"),
+        (Role::Decode, " --disaggregation-mode decode"),
+    ] {
+        assert!(line(role).ends_with(&format!("--runner fake{added}")), "{}", line(role));
+    }
 }
 
 #[tokio::test]

@@ -57,10 +57,11 @@ impl LocalWorker {
     pub fn command_of(&self, role: Role) -> WorkerCommand {
         let mut command = self.command.clone();
         if role != Role::Unified {
-            let mode = role.to_string();
+            command.args.extend(["--disaggregation-mode", &role.to_string()].map(OsString::from));
+        }
+        if role == Role::Prefill {
             // Several share this host, so each takes a free port for its pages.
-            let flags = ["--disaggregation-mode", &mode, "--disaggregation-bootstrap-port", "0"];
-            command.args.extend(flags.map(OsString::from));
+            command.args.extend(["--disaggregation-bootstrap-port", "0"].map(OsString::from));
         }
         command
     }
