@@ -36,7 +36,7 @@ PACKAGES := .venv/.packages
 BUILD_INPUTS := pyproject.toml kernels/pyproject.toml packaging/cargo_hook.py
 BUILT_GATEWAY := $(CARGO_TARGET_DIR)/$(BALEEN_CARGO_PROFILE)/gateway
 
-.PHONY: help setup serve test test-all chaos lint fmt e2e bench bench-gpu fuzz proto lock clean
+.PHONY: help setup serve serve-pd test test-all chaos lint fmt e2e bench bench-gpu fuzz proto lock clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -63,6 +63,9 @@ $(PACKAGES): $(DEPENDENCIES) $(BUILD_INPUTS)
 
 serve: setup ## serve MODEL (default: the micro model) on PORT (default 8000); more flags in ARGS
 	@exec $(VENV)/gateway serve $(MODEL) --port $(PORT) $(ARGS)
+
+serve-pd: setup ## serve MODEL with 2 prefill and 2 decode workers on PORT; more flags in ARGS
+	@exec $(VENV)/gateway serve $(MODEL) --prefill-workers 2 --decode-workers 2 --port $(PORT) $(ARGS)
 
 test: setup ## run the tests of all parts but the slow ones
 	@$(VENV)/python tests/run.py
