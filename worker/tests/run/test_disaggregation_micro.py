@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from baleen_worker.pb import worker_pb2 as pb
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "core"))
 
@@ -62,14 +61,3 @@ def test_the_answers_are_those_of_one_worker(workers: tuple[WorkerProcess, Worke
             assert stream.ends[100 + number] == stream.ends[200 + number]
             assert stream.tokens[100 + number]
         assert set(pair.prefill.stream.ends.values()) == {"HANDED_OVER"}
-
-
-def test_two_checkpoints_do_not_exchange_pages(workers: tuple[WorkerProcess, WorkerProcess]) -> None:
-    prefill, _ = workers
-    dummy = ("--load-format", "dummy", "--disaggregation-mode", "decode")
-    with WorkerProcess(MODEL, *MODEL_FLAGS, *dummy) as decode, Pair(prefill, decode) as pair:
-        pair.ask(1, [5] * 100, 4)
-        pair.decode.stream.read_until(lambda: 1 in pair.decode.stream.ended)
-        error = pair.decode.stream.errors[1]
-        assert error.code == pb.ERROR_CODE_PEER_FAILED
-        assert "laid out" in error.message
