@@ -212,7 +212,7 @@ async def deadly_request(stack: Stack, g: random.Random) -> None:
     """A request that kills whoever computes it, asked again and again; what died is started again meanwhile."""
     async with httpx.AsyncClient(base_url=stack.url, timeout=60) as http:
         for _ in range(3):
-            prompt = [*(g.randrange(3, 2000) for _ in range(8)), DEADLY_TOKEN_ID]
+            prompt = [DEADLY_TOKEN_ID, *(g.randrange(3, 2000) for _ in range(8))]
             response = await http.post("/v1/completions", json={"model": "micro", "prompt": prompt, "max_tokens": 4})
             if response.status_code == 200:
                 raise AssertionError(f"a deadly request was answered: {response.text}")

@@ -267,7 +267,9 @@ def _add_tests(parser: argparse.ArgumentParser) -> None:
         help="how long a step of the fake runner takes",
     )
     add("--fake-poison-token-id", type=integer(0), metavar="ID", help="the fake runner raises at this prompt token")
-    add("--fake-deadly-token-id", type=integer(0), metavar="ID", help="its process ends at this prompt token")
+    add(
+        "--fake-deadly-token-id", type=integer(0), metavar="ID", help="its process ends at a prompt that begins with it"
+    )
     add("--fake-script", type=Path, metavar="FILE", help="answers for the fake runner to replay (JSON lines)")
     add("--poison-freed-pages", action="store_true", help="fill pages with NaN when they are given back, for tests")
 

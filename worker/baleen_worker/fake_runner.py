@@ -124,7 +124,8 @@ class FakeRunner:
 
     `step_ms`: how long a step takes, 0 for no time. `eos_after`: (output index, token id) to say from that index on.
     `poison_token_id`: a prompt that holds it makes its step raise, in `collect` when `poison_in_collect`, else in
-    `launch` after half of its effects. `deadly_token_id`: one that ends the process, as a fault of a device would.
+    `launch` after half of its effects. `deadly_token_id`: a prompt that begins with it ends the process, as a
+    fault of a device would.
     `script`: answers to replay; its own tokens follow where one ends without an end-of-sequence id.
     """
 
@@ -201,7 +202,7 @@ class FakeRunner:
         return output
 
     def _raise_if_poisoned(self, row: PlannedRow) -> None:
-        if self._deadly_token_id is not None and self._deadly_token_id in row.token_ids:
+        if row.start == 0 and self._deadly_token_id is not None and row.token_ids[0] == self._deadly_token_id:
             os._exit(EXIT_OF_DEATH)
         if self._poison_token_id is not None and row.output_index == 0 and self._poison_token_id in row.token_ids:
             raise RuntimeError(f"the fake runner was fed its poison, token {self._poison_token_id}")
