@@ -92,7 +92,7 @@ class Matcher:
         self, grammar: xgrammar.CompiledGrammar, stop_ids: Sequence[int], vocab_size: int, utf8: Utf8Rules
     ) -> None:
         self._matcher = xgrammar.GrammarMatcher(grammar, override_stop_tokens=list(stop_ids))
-        self._num_words = -(-vocab_size // 32)
+        self._words = np.empty((1, -(-vocab_size // 32)), dtype=np.int32)
         self._clear_placeholder = _PLACEHOLDER_STOP_ID not in stop_ids
         self._utf8 = utf8
         self._last_byte = 0
@@ -103,8 +103,11 @@ class Matcher:
         return self._matcher.accept_token(token_id)
 
     def allowed(self) -> NDArray[np.int32]:
-        """Which tokens may come next, as `PlannedRow.mask` packs them. Other threads run meanwhile."""
-        words = np.empty((1, self._num_words), dtype=np.int32)
+        """Which tokens may come next, as `PlannedRow.mask` packs them; the next call overwrites it.
+
+        Other threads run meanwhile.
+        """
+        words = self._words
         # The stub knows torch tensors only; anything that speaks DLPack is taken.
         bitmask: Any = words
         self._matcher.fill_next_token_bitmask(bitmask)

@@ -32,7 +32,7 @@ class TokenMatcher(Protocol):
         ...
 
     def allowed(self) -> NDArray[np.int32]:
-        """Which tokens may come next, packed."""
+        """Which tokens may come next, packed; good until the next call."""
         ...
 
 
