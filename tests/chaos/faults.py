@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import httpx
 from chaos.proxy import RESET
 from chaos.stack import DEADLY_TOKEN_ID, Member, Stack
+from harness.processes import wait_for
 
 # Longer than a gateway waits for a worker that says nothing.
 LONG_SILENCE_S = 13.0
@@ -45,13 +46,11 @@ async def _kill(member: Member, number: int, *, rank_only: bool = False) -> None
 
 
 async def _start_again(stack: Stack, *members: Member) -> None:
-    """Starts dead workers; returns when they listen, so that recovery does not count the time Python takes to start."""
+    """Starts dead workers; returns when they say that they are ready: recovery is what the gateway takes from there."""
     for member in members:
         member.start()
     for member in members:
-        process = member.process
-        assert process is not None
-        await asyncio.to_thread(process.listening_port)
+        await asyncio.to_thread(wait_for, f"{member.name} is ready", member.is_ready)
 
 
 async def kill_worker(stack: Stack, g: random.Random) -> None:

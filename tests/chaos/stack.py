@@ -67,6 +67,12 @@ class Member:
         else:
             self.process.signal_group(number)
 
+    def is_ready(self) -> bool:
+        """Whether it has said so. AssertionError when it has ended."""
+        assert self.process is not None
+        self.process.require_running()
+        return " ready: " in self.process.log()
+
     def is_alive(self) -> bool:
         return self.process is not None and is_alive(psutil.Process(self.process.pid))
 

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use self::survival::Survival;
 use super::attempts::Attempts;
-use super::limits::ReplayPlace;
+use super::limits::{ReplayPlace, Trial};
 use super::needs::Need;
 use super::pace::Pace;
 use super::place::Placement;
@@ -62,6 +62,8 @@ pub struct Choice {
     retained: Option<Retained>,
     /// Held until the first token after a replay.
     replay: Option<ReplayPlace>,
+    /// Held likewise by one under which a worker died.
+    trial: Option<Trial>,
     /// Prompt scores that came already, and how many of them a repeated prompt brings once more.
     num_prompt_scores: usize,
     num_repeated_scores: usize,
@@ -117,6 +119,7 @@ impl Generation {
             attempts: Attempts::default(),
             retained: None,
             replay: None,
+            trial: None,
             num_prompt_scores: 0,
             num_repeated_scores: 0,
             pace: Pace::default(),
@@ -356,6 +359,7 @@ impl Choice {
     /// Keeps tokens for a worker that may have to take over. Where none could, or memory is short, what is kept goes.
     fn keep_tokens(&mut self, token_ids: &[u32], may_resume: bool) {
         self.replay = None;
+        self.trial = None;
         if self.retained.as_mut().is_some_and(|retained| !may_resume || !retained.keep(token_ids)) {
             self.retained = None;
         }
@@ -379,5 +383,6 @@ impl Choice {
         }
         self.retained = None;
         self.replay = None;
+        self.trial = None;
     }
 }

@@ -29,6 +29,8 @@ pub(super) struct ReplayLimits {
     replays: AtomicUsize,
     retained_bytes: AtomicU64,
     deaths: Mutex<Deaths>,
+    /// Workers on which a suspect is tried.
+    trials: Mutex<Vec<Life>>,
     /// Prompts in `deaths`: looked at by every request, and nearly always 0.
     num_suspects: AtomicUsize,
 }
@@ -70,6 +72,17 @@ impl ReplayLimits {
         let take = |count: usize| (count < MAX_REPLAYS).then_some(count + 1);
         self.replays.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
         Some(ReplayPlace { limits: self.clone() })
+    }
+
+    /// Workers that no other suspect may be given: the next death must name the right one.
+    pub(super) fn trials(&self) -> Vec<Life> {
+        self.trials.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A suspect is tried on these workers.
+    pub(super) fn begin_trial(self: &Arc<Self>, workers: Vec<Life>) -> Trial {
+        self.trials.lock().unwrap_or_else(PoisonError::into_inner).extend(&workers);
+        Trial { limits: self.clone(), workers }
     }
 
     /// Takes memory; false where there is not as much left.
@@ -120,6 +133,24 @@ pub(super) struct ReplayPlace {
 impl Drop for ReplayPlace {
     fn drop(&mut self) {
         self.limits.replays.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Held by a suspect from its next try to its next token.
+#[derive(Debug)]
+pub(super) struct Trial {
+    limits: Arc<ReplayLimits>,
+    workers: Vec<Life>,
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        let mut trials = self.limits.trials.lock().unwrap_or_else(PoisonError::into_inner);
+        for worker in &self.workers {
+            if let Some(place) = trials.iter().position(|life| life == worker) {
+                trials.swap_remove(place);
+            }
+        }
     }
 }
 

@@ -147,8 +147,8 @@ impl Check<'_> {
             None => return invalid("response_format.type", "is required"),
         };
         match kind.as_str() {
-            "text" => Ok(None),
-            "json_object" => Ok(Some(any_object())),
+            "text" => self.unused_schema(format).map(|()| None),
+            "json_object" => self.unused_schema(format).map(|()| Some(any_object())),
             "json_schema" => match format.remove("json_schema") {
                 Some(Value::Object(named)) => self.named_schema(named).map(Some),
                 Some(_) => invalid("response_format.json_schema", "must be an object"),
@@ -159,6 +159,18 @@ impl Check<'_> {
                 let kinds = "\"text\", \"json_object\", \"json_schema\" or \"structural_tag\"";
                 invalid("response_format.type", &format!("must be {kinds}, but it is {other:?}"))
             }
+        }
+    }
+
+    /// A schema that the type does not ask for: of the right form, and no more is asked of it.
+    fn unused_schema(&self, mut format: Map<String, Value>) -> Result<(), InvalidRequest> {
+        match format.remove("json_schema") {
+            None | Some(Value::Null) => Ok(()),
+            Some(Value::Object(mut named)) => match named.remove("schema") {
+                None | Some(Value::Null | Value::Object(_)) => self.named_schema(named).map(drop),
+                Some(_) => invalid("response_format.json_schema.schema", "must be an object"),
+            },
+            Some(_) => invalid("response_format.json_schema", "must be an object"),
         }
     }
 

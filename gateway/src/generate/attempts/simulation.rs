@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use super::{Attempts, MAX_ATTEMPTS, MAX_DEATHS, Verdict};
+use super::{Attempts, MAX_DEATHS, MAX_DEATHS_IN_VAIN, MAX_TRIES_IN_VAIN, Verdict};
 use crate::generate::limits::ReplayLimits;
 use crate::route::cost::CostModel;
 use crate::route::policy::Policy;
@@ -60,6 +60,10 @@ struct Request {
     length: usize,
     given: Vec<u32>,
     deaths: u32,
+    /// In a row without a token.
+    deaths_in_vain: u32,
+    tries_in_vain: u32,
+    num_tokens_before: usize,
     pair: Option<(usize, usize)>,
     waits: bool,
     ends: u32,
@@ -131,7 +135,18 @@ impl World {
         self.limits.note_request(self.now);
         let length = self.random.random_range(1..12);
         let (attempts, given) = (Attempts::default(), Vec::new());
-        self.requests.push(Request { attempts, length, given, deaths: 0, pair: None, waits: true, ends: 0 });
+        self.requests.push(Request {
+            attempts,
+            length,
+            given,
+            deaths: 0,
+            deaths_in_vain: 0,
+            tries_in_vain: 0,
+            num_tokens_before: 0,
+            pair: None,
+            waits: true,
+            ends: 0,
+        });
     }
 
     fn place(&mut self, index: usize) {
@@ -265,12 +280,20 @@ impl World {
 
     fn fail(&mut self, index: usize, number: usize, is_prefill_leg: bool, kind: FailureKind) {
         let request = &mut self.requests[index];
-        let verdict = request.attempts.fail(kind, is_prefill_leg, !request.given.is_empty(), true);
+        let verdict = request.attempts.fail(kind, is_prefill_leg, u32::try_from(request.given.len()).unwrap(), true);
         if verdict == Verdict::GoOn {
             return;
         }
+        if request.given.len() > request.num_tokens_before {
+            (request.deaths_in_vain, request.tries_in_vain) = (0, 0);
+        } else {
+            request.deaths_in_vain += u32::from(kind == FailureKind::Lost);
+            request.tries_in_vain += 1;
+        }
+        request.num_tokens_before = request.given.len();
         request.deaths += u32::from(kind == FailureKind::Lost);
-        assert!(request.deaths <= MAX_DEATHS && request.attempts.current < MAX_ATTEMPTS);
+        assert!(request.deaths <= MAX_DEATHS && request.deaths_in_vain <= MAX_DEATHS_IN_VAIN);
+        assert!(request.tries_in_vain <= MAX_TRIES_IN_VAIN);
         let pair = self.release(index);
         let blamed = if kind == FailureKind::PeerFailed { pair.unwrap().0 } else { number };
         if kind != FailureKind::Unavailable {

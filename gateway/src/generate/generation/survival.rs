@@ -62,7 +62,7 @@ impl Generation {
         now: Instant,
     ) -> Result<(), Failure> {
         let choice = &mut self.choices[index];
-        let has_tokens = choice.num_tokens > 0;
+        let num_tokens = choice.num_tokens;
         let Some(mut placement) = choice.placement.take() else { return Err(failure) };
         let of_prefill = is_prefill_leg || failure.kind == FailureKind::PeerFailed;
         let blamed = placement.prefill_worker.as_ref().filter(|_| of_prefill).unwrap_or(&placement.worker).clone();
@@ -72,7 +72,7 @@ impl Generation {
         let others_resume =
             || self.survival.keeps_tokens && (blamed.info.has_feature(RESUME) || self.generator.can_resume());
         let can_resume = choice.retained.is_some() && others_resume();
-        let verdict = match choice.attempts.fail(failure.kind, is_prefill_leg, has_tokens, can_resume) {
+        let verdict = match choice.attempts.fail(failure.kind, is_prefill_leg, num_tokens, can_resume) {
             // Without what was submitted there is nothing to submit again.
             Verdict::Retry | Verdict::Replay if choice.retained.is_none() => Verdict::Fail,
             verdict => verdict,
@@ -83,7 +83,9 @@ impl Generation {
             return Ok(());
         }
         drop(placement);
+        choice.trial = None;
         if failure.kind == FailureKind::Lost
+            && choice.attempts.is_suspect()
             && let Some(retained) = &choice.retained
         {
             self.generator.limits.note_death(retained.fingerprint(), life(&blamed), now);
@@ -141,22 +143,27 @@ impl Generation {
                     continue;
                 }
             }
-            if !self.take_up(index, kind) {
+            let trials = if choice.attempts.is_suspect() { self.generator.limits.trials() } else { Vec::new() };
+            if !self.take_up(index, kind, &trials) {
                 self.survival.stranded.push(index);
-                is_hopeless |= kind == FailureKind::Unavailable || !self.generator.may_come();
+                // A worker on which another suspect is tried is free again soon.
+                let may_come = !trials.is_empty() || self.generator.may_come();
+                is_hopeless |= kind == FailureKind::Unavailable || !may_come;
             }
         }
         is_hopeless
     }
 
-    fn take_up(&mut self, index: usize, kind: FailureKind) -> bool {
+    /// Submits a choice anew; false where no worker takes it. Never to workers in `trials`.
+    fn take_up(&mut self, index: usize, kind: FailureKind, trials: &[Life]) -> bool {
         let choice = &mut self.choices[index];
         let Some(retained) = &choice.retained else { return false };
         let submission = [retained.again(choice.attempts.current, self.arrived.elapsed())];
-        let search = Search { submissions: &submission, needs: &self.survival.needs, avoided: &self.survival.avoided };
+        let avoided = [&self.survival.avoided, trials].concat();
+        let search = Search { submissions: &submission, needs: &self.survival.needs, avoided: &avoided };
         let mut placed = self.generator.place(&search, &self.mailbox);
         if placed.is_err() && kind != FailureKind::Unavailable {
-            placed = self.generator.place(&Search { avoided: &[], ..search }, &self.mailbox);
+            placed = self.generator.place(&Search { avoided: trials, ..search }, &self.mailbox);
         }
         let Some(placement) = placed.ok().and_then(|mut placements| placements.pop()) else { return false };
         let num_tokens = choice.num_tokens;
@@ -165,6 +172,10 @@ impl Generation {
         let counter = if num_tokens > 0 { &metrics.replays } else { &metrics.retries };
         counter.increment(1);
         choice.num_repeated_scores = if num_tokens > 0 { 0 } else { choice.num_prompt_scores };
+        if choice.attempts.is_suspect() {
+            let workers = std::iter::once(&placement.worker).chain(&placement.prefill_worker);
+            choice.trial = Some(self.generator.limits.begin_trial(workers.map(|worker| life(worker)).collect()));
+        }
         choice.placement = Some(placement);
         true
     }
