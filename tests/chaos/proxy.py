@@ -43,6 +43,7 @@ class FaultProxy:
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._half_closed: set[asyncio.StreamWriter] = set()
 
     async def __aenter__(self) -> FaultProxy:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -81,6 +82,7 @@ class FaultProxy:
         """Ends what goes to the target; answers still come."""
         for writer in list(self._writers):
             if writer.get_extra_info("peername", (None, 0))[1] == self.target:
+                self._half_closed.add(writer)
                 with contextlib.suppress(OSError):
                     writer.write_eof()
 
@@ -101,12 +103,15 @@ class FaultProxy:
             for end in (writer, onward):
                 if end is not None:
                     self._writers.discard(end)
+                    self._half_closed.discard(end)
                     end.transport.abort()
             self._connections.discard(task)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, faults: Direction) -> None:
         while data := await reader.read(CHUNK_BYTES):
             await faults.open.wait()
+            if writer in self._half_closed:
+                continue
             if faults.delay_s:
                 await asyncio.sleep(faults.delay_s)
             if faults.corrupt_next:
@@ -114,8 +119,9 @@ class FaultProxy:
                 middle = len(data) // 2
                 data = data[:middle] + bytes([data[middle] ^ 0xFF]) + data[middle + 1 :]
             await self._write(writer, data, faults)
-        with contextlib.suppress(OSError):
-            writer.write_eof()
+        if writer not in self._half_closed:
+            with contextlib.suppress(OSError):
+                writer.write_eof()
 
     async def _write(self, writer: asyncio.StreamWriter, data: bytes, faults: Direction) -> None:
         place = 0

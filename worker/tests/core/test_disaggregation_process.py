@@ -172,6 +172,7 @@ def short_pair(model_dir: Path) -> Generator[tuple[WorkerProcess, WorkerProcess,
         yield prefill, decode, pair
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_prefill_worker_that_dies_or_hangs_fails_its_decode_legs_alone(model_dir: Path, how: signal.Signals) -> None:
     """Mid-way: the prompt takes 200 steps, and the worker is gone after some of them."""
@@ -187,6 +188,7 @@ def test_a_prefill_worker_that_dies_or_hangs_fails_its_decode_legs_alone(model_d
         pair.decode.stream.read_until(lambda: pair.decode.stream.load.used_pages == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_pages_of_a_dead_decode_worker_come_back(model_dir: Path, how: signal.Signals) -> None:
     with short_pair(model_dir) as (_, decode, pair):
