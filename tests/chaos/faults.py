@@ -11,11 +11,11 @@ import random
 import signal
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import httpx
 from chaos.proxy import RESET
-from chaos.stack import DEADLY_TOKEN_ID, Member, Stack
+from chaos.stack import ALIKE, DEADLY_TOKEN_ID, PAIRS, Member, Stack
 from harness.processes import wait_for
 
 # Longer than a gateway waits for a worker that says nothing.
@@ -26,7 +26,8 @@ MAX_DEATHS = 2
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`recover_s`: from the end of the fault until all workers serve. `may_fail`: requests may fail with a reason.
+    """`recover_s`: from the end of the fault until all workers of `roles` serve. `may_fail`: requests may fail, with a
+    reason.
 
     `may_cut`: also without one, because who would have to say it is dead.
     """
@@ -35,6 +36,7 @@ class Fault:
     recover_s: float
     may_fail: bool = False
     may_cut: bool = False
+    roles: tuple[str, ...] = ALIKE
 
 
 async def _kill(member: Member, number: int, *, rank_only: bool = False) -> None:
@@ -244,3 +246,9 @@ ROWS: dict[str, Fault] = {
     "deadly-request": Fault(deadly_request, recover_s=2),
     "clients-leave": Fault(clients_leave, recover_s=2),
 }
+
+# With prompts and answers at different workers. Of the two of a role one always lives, or all may fail.
+_ON_PAIRS = [row for row in ROWS if row != "kill-all-but-one"]
+ROWS |= {f"pairs-{row}": replace(ROWS[row], roles=PAIRS) for row in _ON_PAIRS}
+# A deadly request may take two prefill workers with it, so that its neighbours need a third.
+ROWS["pairs-deadly-request"] = replace(ROWS["pairs-deadly-request"], roles=("prefill", *PAIRS))

@@ -72,23 +72,27 @@ async def _is_answering(stack: Stack) -> bool:
         return (await read_answer(http, body))["how"] == "done"
 
 
-def verdict_of(row: str, seed: int, path: Path) -> Verdict:
-    """Judges a ledger."""
+def verdict_of(row: str, seed: int, path: Path, slack: float = 1.0) -> Verdict:
+    """Judges a ledger; see `judge`."""
     records = read(path)
     times = {record["kind"]: record["at"] for record in records}
     recovered_s = times["recovered"] - times["healed"] if "recovered" in times else None
     ended = [record for record in records if record["kind"] == "ended"]
     num_failed = sum(record["how"] != "done" for record in ended)
-    return Verdict(row, seed, judge(records), recovered_s, len(ended), num_failed)
+    return Verdict(row, seed, judge(records, slack=slack), recovered_s, len(ended), num_failed)
 
 
-async def run(rows: Sequence[str], seeds: Sequence[int], folder: Path) -> list[Verdict]:
+async def run(rows: Sequence[str], seeds: Sequence[int], folder: Path, slack: float = 1.0) -> list[Verdict]:
     """Every row with every seed that FOLDER has no ledger of; the verdicts of all."""
     missing = [(row, seed) for seed in seeds for row in rows if not _ledger(folder, row, seed).exists()]
     stack: Stack | None = None
     try:
         for row, seed in missing:
-            stack = stack or await Stack().__aenter__()
+            roles = ROWS[row].roles
+            if stack is not None and stack.roles != roles:
+                unfit, stack = stack, None
+                await unfit.__aexit__()
+            stack = stack or await Stack(roles).__aenter__()
             path = _ledger(folder, row, seed)
             unfinished = path.with_suffix(".part")
             ledger = Ledger(unfinished)
@@ -97,7 +101,7 @@ async def run(rows: Sequence[str], seeds: Sequence[int], folder: Path) -> list[V
             finally:
                 ledger.close()
             unfinished.rename(path)
-            verdict = verdict_of(row, seed, path)
+            verdict = verdict_of(row, seed, path, slack)
             print(describe(verdict), flush=True)
             if verdict.problems:  # what is broken is no ground for the next row
                 broken, stack = stack, None
@@ -105,7 +109,7 @@ async def run(rows: Sequence[str], seeds: Sequence[int], folder: Path) -> list[V
     finally:
         if stack is not None:
             await stack.__aexit__()
-    return [verdict_of(row, seed, _ledger(folder, row, seed)) for row in rows for seed in seeds]
+    return [verdict_of(row, seed, _ledger(folder, row, seed), slack) for row in rows for seed in seeds]
 
 
 def _ledger(folder: Path, row: str, seed: int) -> Path:

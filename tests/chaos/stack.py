@@ -10,6 +10,7 @@ import asyncio
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Self
 
@@ -35,13 +36,17 @@ HELD = (
     "baleen_worker_used_kv_pages",
 )
 READY = "baleen_worker_ready"
+# Roles of the workers of a stack.
+ALIKE = ("unified",) * 3
+PAIRS = ("prefill", "prefill", "decode", "decode")
 
 
 class Member:
     """A worker and the proxy before it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, role: str) -> None:
         self.name = name
+        self.role = role
         self.port = free_port()
         self.proxy = FaultProxy(self.port)
         self.process: Process | None = None
@@ -50,6 +55,10 @@ class Member:
         """Starts the worker, again or for the first time."""
         self.stop()
         command = [sys.executable, "-m", "baleen_worker", str(MICRO_MODEL), *WORKER_FLAGS.split()]
+        if self.role != "unified":
+            command += ["--disaggregation-mode", self.role]
+        if self.role == "prefill":
+            command += ["--disaggregation-bootstrap-port", "0"]
         self.process = Process([*command, "--port", str(self.port)])
 
     def stop(self) -> None:
@@ -80,8 +89,9 @@ class Member:
 class Stack:
     """The whole of it. Use as an asynchronous context manager."""
 
-    def __init__(self, num_workers: int = 3) -> None:
-        self.members = [Member(f"worker {number}") for number in range(num_workers)]
+    def __init__(self, roles: Sequence[str] = ALIKE) -> None:
+        self.roles = tuple(roles)
+        self.members = [Member(f"{role} {number}", role) for number, role in enumerate(roles)]
         self.port = free_port()
         self.gateway: Process | None = None
         self._running = AsyncExitStack()
@@ -108,7 +118,10 @@ class Stack:
         await self._running.aclose()
 
     def start_gateway(self) -> None:
-        workers = [word for member in self.members for word in ("--worker", f"127.0.0.1:{member.proxy.port}")]
+        workers: list[str] = []
+        for member in self.members:
+            flag = "--worker" if member.role == "unified" else f"--{member.role}"
+            workers += [flag, f"127.0.0.1:{member.proxy.port}"]
         self.gateway = Process([str(GATEWAY_BINARY), *workers, "--port", str(self.port), "--log-level", "warn"])
 
     def stop_gateway(self) -> None:
