@@ -25,6 +25,8 @@ CONFIG = ROOT / "tests" / "api" / "schemathesis.toml"
 # Methods the description does not have are tested in Rust; that sound bodies are taken depends on more than a schema
 # can say (results answer calls, prompts fit the context).
 LEFT_OUT = "unsupported_method,positive_data_acceptance"
+# What is asked of them changes the gateway for every other test; test_survival.py uses them.
+OPERATORS_PATHS = {"/workers", "/workers/drain", "/workers/remove"}
 # What tests of a field may put there: one of each type, none of them meant.
 STRANGERS: list[Any] = ["a word nobody expects", -7.25, True, [[{}]], {"unexpected": [None]}]
 
@@ -74,7 +76,7 @@ def fields(description: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any
 
 def test_every_example_is_answered(http: httpx.Client, description: dict[str, Any]) -> None:
     for path, _, examples in operations(description):
-        for example in examples:
+        for example in examples if path not in OPERATORS_PATHS else []:
             response = http.post(path, json=example)
             assert response.status_code == 200, f"{path} {example}: {response.text}"
 
