@@ -77,8 +77,8 @@ e2e: setup ## run the end-to-end tests, slow ones included
 	@$(VENV)/python tests/run.py --all e2e
 
 chaos: setup ## break a living stack in every way, SEEDS (20) times each; goes on where it was stopped
-	@PYTHONPATH=tests $(VENV)/python -m chaos.run --seeds $(SEEDS) --keep .venv/chaos
-	@$(VENV)/python bench/chaos_report.py .venv/chaos
+	@PYTHONPATH=tests $(VENV)/python -m chaos.run --seeds $(SEEDS) --keep .venv/chaos; \
+		$(VENV)/python bench/chaos_report.py .venv/chaos
 
 lint: $(DEPENDENCIES) ## check style, types, spelling, generated code and the README's tree
 	$(VENV)/ruff check .
