@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from baleen_worker.output import Output, failed
 from baleen_worker.request import ErrorCode, FinishReason
 from baleen_worker.sequence import State
-from baleen_worker.transfer.state import Arrived, Begun, Failed, HandedOver, LeaseEnded, Stopped
+from baleen_worker.transfer.actions import Arrived, Begun, Failed, HandedOver, LeaseEnded, Stopped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

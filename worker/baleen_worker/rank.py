@@ -28,7 +28,7 @@ from baleen_worker.fake_script import FakeScript
 from baleen_worker.grammar.room import GrammarRoom, TriedCompiler
 from baleen_worker.messages import Fatal, Loading, Ready
 from baleen_worker.scheduler import Scheduler, SchedulerLimits
-from baleen_worker.transfer.state import Timers
+from baleen_worker.transfer.actions import Timers
 from baleen_worker.transfer.tcp import TcpTransfer
 from baleen_worker.transfer.wire import Identity
 from baleen_worker.waiting import Policy

@@ -11,8 +11,9 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 from baleen_worker.transfer import wire
+from baleen_worker.transfer.actions import ProtocolError
 from baleen_worker.transfer.messages import FromDecode, FromPrefill
-from baleen_worker.transfer.state import WINDOW, ProtocolError
+from baleen_worker.transfer.receiving import WINDOW
 
 _NUM_BUFFERS = 8
 _BACKLOG = 128

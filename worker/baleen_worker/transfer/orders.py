@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baleen_worker.step import TokenLogprobs
+from baleen_worker.transfer.actions import Report
 from baleen_worker.transfer.messages import Final, Key
-from baleen_worker.transfer.state import Report
 
 # --- a prefill leg ----------------------------------------------------------------------------------------------------
 

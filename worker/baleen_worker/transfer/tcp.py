@@ -26,6 +26,19 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from baleen_worker.transfer import wire
+from baleen_worker.transfer.actions import (
+    Action,
+    Close,
+    Connect,
+    Failed,
+    HandedOver,
+    ProtocolError,
+    Report,
+    Send,
+    Serve,
+    Store,
+    Timers,
+)
 from baleen_worker.transfer.connection import Buffers, Connection, bind, connect
 from baleen_worker.transfer.messages import (
     Challenge,
@@ -55,21 +68,8 @@ from baleen_worker.transfer.orders import (
     Score,
     Withdraw,
 )
-from baleen_worker.transfer.state import (
-    Action,
-    Close,
-    Connect,
-    Failed,
-    HandedOver,
-    ProtocolError,
-    ReceivingLeg,
-    Report,
-    Send,
-    SendingLeg,
-    Serve,
-    Store,
-    Timers,
-)
+from baleen_worker.transfer.receiving import ReceivingLeg
+from baleen_worker.transfer.sending import SendingLeg
 from baleen_worker.transfer.wire import Identity, StrangerError
 
 if TYPE_CHECKING:

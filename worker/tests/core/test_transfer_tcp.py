@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from baleen_worker.transfer import wire
+from baleen_worker.transfer.actions import Arrived, Begun, Failed, HandedOver, LeaseEnded, Report, Stopped, Timers
 from baleen_worker.transfer.messages import (
     Ack,
     Challenge,
@@ -24,7 +25,6 @@ from baleen_worker.transfer.messages import (
     Want,
 )
 from baleen_worker.transfer.orders import Cancel, Expect, Finish, Offer, Open, Receive
-from baleen_worker.transfer.state import Arrived, Begun, Failed, HandedOver, LeaseEnded, Report, Stopped, Timers
 from baleen_worker.transfer.tcp import TcpTransfer
 from baleen_worker.transfer.wire import Identity, StrangerError
 

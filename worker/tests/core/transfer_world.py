@@ -1,6 +1,6 @@
 """A small world of one prefill and one decode worker, simulated: seeded delays, cuts, restarts, aborts and bad reads.
 
-Drives the state machines of `transfer.state` as the TCP thread does. Pages have contents that say whose they are; pages
+Drives the state machines of `transfer` as the TCP thread does. Pages have contents that say whose they are; pages
 that are given back are granted to somebody else at once, so whoever reads one too late reads something foreign.
 """
 
@@ -13,6 +13,22 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from baleen_worker.transfer.actions import (
+    Action,
+    Arrived,
+    Begun,
+    Close,
+    Connect,
+    Failed,
+    HandedOver,
+    LeaseEnded,
+    ProtocolError,
+    Send,
+    Serve,
+    Stopped,
+    Store,
+    Timers,
+)
 from baleen_worker.transfer.messages import (
     Chunk,
     Data,
@@ -25,24 +41,8 @@ from baleen_worker.transfer.messages import (
     Stale,
     Want,
 )
-from baleen_worker.transfer.state import (
-    Action,
-    Arrived,
-    Begun,
-    Close,
-    Connect,
-    Failed,
-    HandedOver,
-    LeaseEnded,
-    ProtocolError,
-    ReceivingLeg,
-    Send,
-    SendingLeg,
-    Serve,
-    Stopped,
-    Store,
-    Timers,
-)
+from baleen_worker.transfer.receiving import ReceivingLeg
+from baleen_worker.transfer.sending import SendingLeg
 
 Content = tuple[int, int]  # whose, and which place
 VOCAB = 1000

@@ -1,10 +1,8 @@
-"""The two legs of a transfer as state machines: events in, actions out. No I/O, no clock, no tensors.
+"""The decode leg of a transfer as a state machine: events in, actions out. Pure.
 
-Times are the caller's, in seconds of any monotonic clock. Every method returns what is to be done, in that order.
-
-The prefill leg announces what is computed and holds it until it is acknowledged or its lease ends. The decode leg reads
-into pages that it has reserved; a page is stored only when its place, generation, length and digest are those that were
-announced. What fails a check is read again a few times, then the leg fails: its request is the gateway's to retry.
+It reads into pages that it has reserved; a page is stored only when its place, generation, length and digest are those
+that were announced. What fails a check is read again a few times, then the leg fails: its request is the gateway's to
+retry. Every method returns what is to be done, in that order.
 """
 
 from __future__ import annotations
@@ -14,13 +12,26 @@ from dataclasses import dataclass, field
 import msgspec
 
 from baleen_worker.step import TokenLogprobs
+from baleen_worker.transfer.actions import (
+    ALIVE_SHARE,
+    Action,
+    Arrived,
+    Begun,
+    Close,
+    Connect,
+    Failed,
+    ProtocolError,
+    Send,
+    Stopped,
+    Store,
+    Timers,
+)
 from baleen_worker.transfer.messages import (
     Ack,
     Alive,
     Chunk,
     Data,
     Final,
-    FromDecode,
     FromPrefill,
     Key,
     Read,
@@ -37,216 +48,6 @@ WINDOW = 2
 _MAX_BAD_READS = 4
 _MAX_LOSSES = 5
 _FIRST_BACKOFF_S = 0.05
-# Shares of the peer's patience after which a quiet side says that it is alive.
-_ALIVE_SHARE = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Timers:
-    """How long a decode leg waits for a peer that does nothing, and how long pages are held for one."""
-
-    progress_s: float = 10.0
-    lease_s: float = 30.0
-
-
-# --- actions ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Over the leg's connection."""
-
-    message: FromDecode | FromPrefill
-
-
-@dataclass(frozen=True, slots=True)
-class Connect:
-    """To the peer, after so long."""
-
-    delay_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """The leg's connection, if there is one, once what was sent is on its way."""
-
-
-@dataclass(frozen=True, slots=True)
-class Serve:
-    """Copy these pages out, then ask `SendingLeg.copied` what to send."""
-
-    read: Read
-
-
-@dataclass(frozen=True, slots=True)
-class Store:
-    """Keep places `first` to `first + count` of what has just come."""
-
-    first: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """The prefill leg computes: pages may be reserved."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """All pages are stored; the first token, and log-probabilities of the prompt."""
-
-    final: Final
-    prompt_logprobs: TokenLogprobs | None
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The peer did not do its part. Nothing of the leg is read or stored any more."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """A cancelled leg: nothing of it is read or stored any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class HandedOver:
-    """The decode leg has everything: the pages need not be held any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseEnded:
-    """Nobody came for the pages, or whoever came has vanished."""
-
-
-Report = Begun | Arrived | Failed | Stopped | HandedOver | LeaseEnded
-Action = Send | Connect | Close | Serve | Store | Report
-
-
-class ProtocolError(Exception):
-    """The peer says what it must not: its connection is to be dropped, and nothing else changes."""
-
-
-# --- the prefill side -------------------------------------------------------------------------------------------------
-
-
-class SendingLeg:
-    """A prompt that is computed here for another worker.
-
-    One connection at a time: a new one replaces the last, and is told everything again.
-    """
-
-    def __init__(self, timers: Timers) -> None:
-        self._timers = timers
-        self._announced: dict[int, tuple[int, int, int]] = {}  # place: page, generation, digest
-        self._scores: list[Scores] = []
-        self._final: Final | None = None
-        self._attached = False
-        self._over = False
-        self._heard_s = 0.0
-        self._sent_s = 0.0
-
-    # --- what happens here
-
-    def announce(self, chunk: Chunk, now_s: float) -> list[Action]:
-        """These pages are computed and held."""
-        entries = zip(chunk.pages, chunk.generations, chunk.digests, strict=True)
-        self._announced |= dict(enumerate(entries, chunk.first))
-        return self._tell(chunk, now_s)
-
-    def withdraw(self) -> list[Action]:
-        """The pages announced so far are not held any more; they are computed again."""
-        self._announced.clear()
-        return []
-
-    def score(self, scores: Scores, now_s: float) -> list[Action]:
-        """Log-probabilities of prompt tokens; those that a recomputed prompt would tell twice never come here."""
-        self._scores.append(scores)
-        return self._tell(scores, now_s)
-
-    def finish(self, final: Final, now_s: float) -> list[Action]:
-        """Everything is computed and announced: from now on the pages are held for the peer alone."""
-        self._final = final
-        self._heard_s = now_s
-        return self._tell(final, now_s)
-
-    def cancel(self, reason: str) -> list[Action]:
-        """The leg is over on this side; its pages may change at once."""
-        self._over = True
-        self._announced.clear()
-        return [Send(Refused(reason)), Close()] if self._attached else []
-
-    # --- what the peer does
-
-    def attach(self, now_s: float) -> list[Action]:
-        """A peer that wants this leg is connected."""
-        self._attached = True
-        self._heard_s = self._sent_s = now_s
-        told: list[Action] = []
-        places = sorted(self._announced)
-        while places:
-            run = [place for offset, place in enumerate(places) if place == places[0] + offset]
-            pages, generations, digests = zip(*(self._announced[place] for place in run), strict=True)
-            told.append(Send(Chunk(run[0], list(pages), list(generations), list(digests))))
-            places = places[len(run) :]
-        told += [Send(scores) for scores in self._scores]
-        if self._final is not None:
-            told.append(Send(self._final))
-        return told or [Send(Wait())]
-
-    def detach(self) -> None:
-        """Its connection is gone. It may come again while the lease lasts."""
-        self._attached = False
-
-    def hear(self, message: FromDecode, now_s: float) -> list[Action]:
-        """A message of the attached peer. Raises ProtocolError."""
-        self._heard_s = now_s
-        match message:
-            case Read():
-                return [Serve(message)] if self._holds(message) else [Send(Stale(message.first, len(message.pages)))]
-            case Ack():
-                if self._final is None:
-                    raise ProtocolError("it acknowledges what was not sent")
-                self._over = True
-                return [Send(Released()), Close(), HandedOver()]
-            case Alive():
-                return []
-            case _:
-                raise ProtocolError(f"it sends a {type(message).__name__} in the middle of a leg")
-
-    def copied(self, read: Read, generations: list[int], num_bytes: int, now_s: float) -> Data | Stale:
-        """Its pages were copied out; `generations` are those that the pages had after the copy. What to answer."""
-        if generations != read.generations or not self._holds(read):
-            return Stale(read.first, len(read.pages))
-        self._sent_s = now_s
-        return Data(read.first, read.generations, num_bytes)
-
-    def tick(self, now_s: float) -> list[Action]:
-        """Time has passed."""
-        if self._final is not None and not self._over and now_s - self._heard_s > self._timers.lease_s:
-            self._over = True
-            ends: list[Action] = [Send(Refused("the lease has ended")), Close()] if self._attached else []
-            return [*ends, LeaseEnded()]
-        if self._attached and now_s - self._sent_s > self._timers.progress_s * _ALIVE_SHARE:
-            return self._tell(Wait(), now_s)
-        return []
-
-    def _holds(self, read: Read) -> bool:
-        if len(read.pages) != len(read.generations) or not read.pages:
-            raise ProtocolError("it reads pages without numbers or generations")
-        named = zip(read.pages, read.generations, strict=True)
-        return all(
-            self._announced.get(place, (-1, -1, -1))[:2] == entry for place, entry in enumerate(named, read.first)
-        )
-
-    def _tell(self, message: FromPrefill, now_s: float) -> list[Action]:
-        self._sent_s = now_s
-        return [Send(message)] if self._attached else []
-
-
-# --- the decode side --------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -395,7 +196,7 @@ class ReceivingLeg:
             return []
         if now_s - self._progress_s > self._timers.progress_s:
             return self._fail(f"it made no progress for {self._timers.progress_s:g} s")
-        if self._connected and now_s - self._sent_s > self._timers.lease_s * _ALIVE_SHARE:
+        if self._connected and now_s - self._sent_s > self._timers.lease_s * ALIVE_SHARE:
             self._sent_s = now_s
             return [Send(Alive())]
         return []
