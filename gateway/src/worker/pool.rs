@@ -3,22 +3,20 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinHandle};
-use tracing::{debug, info, warn};
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::breaker::Breaker;
-use super::calls::{GatewayIdentity, WorkerCalls, WorkerError};
-use super::client::{Inbound, Link};
-use super::{Failure, Role, TokenizerFiles, WorkerInfo};
+use super::calls::GatewayIdentity;
+use super::client::Link;
+use super::{Role, TokenizerFiles, WorkerInfo};
 use crate::route::prefix::SharedPrefixIndex;
 
-const FIRST_BACKOFF: Duration = Duration::from_millis(100);
-const MAX_BACKOFF: Duration = Duration::from_secs(2);
+mod keeper;
+
+use keeper::Keeper;
 
 /// A worker as the operator names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -336,129 +334,4 @@ impl Pool {
     fn has_stand_in(&self, slot: &WorkerSlot, role: Role) -> bool {
         self.ready().iter().any(|other| other.number != slot.number && other.info.role == role)
     }
-}
-
-/// The task behind one slot.
-struct Keeper {
-    pool: Arc<Pool>,
-    slot: Arc<WorkerSlot>,
-    gate: Arc<dyn ModelGate>,
-}
-
-impl Keeper {
-    async fn run(self) {
-        let mut backoff = FIRST_BACKOFF;
-        let mut returns = false;
-        let mut addresses = self.slot.address.subscribe();
-        loop {
-            let Ok(address) = addresses.wait_for(Option::is_some).await.map(|address| address.clone()) else { return };
-            let Some(address) = address else { continue };
-            let (was_ready, error) = self.serve(&address, returns).await;
-            if was_ready {
-                backoff = FIRST_BACKOFF;
-                returns = true;
-            }
-            self.note(&error, was_ready);
-            tokio::select! {
-                () = tokio::time::sleep(jittered(backoff)) => {}
-                () = self.slot.nudge.notified() => {}
-            }
-            backoff = (backoff * 2).min(MAX_BACKOFF);
-        }
-    }
-
-    /// Serves over one stream until it ends. Returns whether the worker was ready meanwhile, and why it is no longer.
-    async fn serve(&self, address: &str, returns: bool) -> (bool, WorkerError) {
-        let (link, mut inbound, info) = match self.connect(address).await {
-            Ok(connected) => connected,
-            Err(error) => return (false, error),
-        };
-        let (number, prefixes, role) = (self.slot.number, &self.pool.prefixes, info.role);
-        prefixes.begin(number, info.capacity_pages as usize);
-        let name = self.slot.name.clone();
-        let name_hash = xxh3_64(name.as_bytes());
-        let worker =
-            ReadyWorker { number, name, name_hash, info: Arc::new(info), link: link.clone(), slot: self.slot.clone() };
-        // The first time goes without saying: the banner follows.
-        match returns {
-            true => info!(worker = %self.slot.name, address, "worker is ready again"),
-            false => debug!(worker = %self.slot.name, address, "worker is ready"),
-        }
-        let epoch = worker.info.boot_epoch;
-        if self.slot.last_boot_epoch.swap(epoch, Ordering::Relaxed) != epoch {
-            // Another life has a clean record.
-            *worker.breaker() = Breaker::default();
-        }
-        let mut is_taking = None;
-        let mut is_draining = false;
-        let error = loop {
-            let takes = !is_draining && !self.slot.is_set_aside.load(Ordering::Acquire);
-            if is_taking != Some(takes) {
-                is_taking = Some(takes);
-                match takes {
-                    true => self.set(Condition::Ready, Some(worker.clone())),
-                    false => self.set(Condition::Draining, None),
-                }
-            }
-            let news = tokio::select! {
-                news = inbound.deliver_next() => news,
-                () = self.slot.nudge.notified() => continue,
-            };
-            match news {
-                Ok(news) => {
-                    news.cache_changes.iter().for_each(|change| prefixes.apply(number, change));
-                    is_draining |= news.is_draining;
-                }
-                Err(error) => break error,
-            }
-            if inbound.is_stalled() && self.pool.has_stand_in(&self.slot, role) {
-                worker.breaker().trip(Instant::now());
-                break WorkerError::Stalled;
-            }
-        };
-        self.set(Condition::NotReady(error.to_string()), None);
-        link.close(&Failure::lost(format!(
-            "The worker that computed this request was lost ({error}). Send the request again."
-        )));
-        prefixes.forget(number);
-        (true, error)
-    }
-
-    async fn connect(&self, address: &str) -> Result<(Arc<Link>, Inbound, WorkerInfo), WorkerError> {
-        let calls = WorkerCalls::connect(address).await?;
-        let info = calls.info().await?;
-        self.slot.spec.check(&info).map_err(WorkerError::Refused)?;
-        let files = match self.gate.wants_tokenizer() {
-            true => Some(calls.tokenizer(&info.tokenizer_sha256).await?),
-            false => None,
-        };
-        let (gate, admitted) = (self.gate.clone(), info.clone());
-        let admission = tokio::task::spawn_blocking(move || gate.admit(&admitted, files)).await;
-        admission.map_err(|error| WorkerError::Refused(error.to_string()))?.map_err(WorkerError::Refused)?;
-        let (link, inbound) = calls.open(&self.pool.identity, &info).await?;
-        Ok((link, inbound, info))
-    }
-
-    fn set(&self, condition: Condition, worker: Option<ReadyWorker>) {
-        *self.slot.condition.lock().unwrap_or_else(PoisonError::into_inner) = condition;
-        self.pool.publish(&self.slot, worker);
-    }
-
-    /// Logs a change of reason once, not at every attempt.
-    fn note(&self, error: &WorkerError, was_ready: bool) {
-        let condition = match error {
-            WorkerError::Refused(reason) => Condition::Refused(reason.clone()),
-            error => Condition::NotReady(error.to_string()),
-        };
-        let news = was_ready || self.slot.condition() != condition;
-        if news && self.slot.address.borrow().is_some() {
-            warn!(worker = %self.slot.name, reason = %error, "worker is not ready");
-        }
-        self.set(condition, None);
-    }
-}
-
-/// Between half and all of `pause`, so that many gateways do not come back at the same instant.
-fn jittered(pause: Duration) -> Duration {
-    pause.mul_f64(0.5 + 0.5 * rand::random::<f64>())
 }
