@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "worker/tests/co
 import torch
 from baleen_worker.cache.page_bytes import PoolPages
 from baleen_worker.cache.storage import FP8, KvLayout, PagedPools
+from baleen_worker.transfer.actions import Arrived, Begun, Timers
 from baleen_worker.transfer.messages import Final
 from baleen_worker.transfer.orders import Expect, Finish, Offer, Open, Receive
-from baleen_worker.transfer.state import Arrived, Begun, Timers
 from baleen_worker.transfer.tcp import TcpTransfer
 from baleen_worker.transfer.wire import Identity
 from pair import Pair
