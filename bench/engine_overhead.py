@@ -10,6 +10,7 @@ told beside it, and so is a burst: as many short requests as can run, all arrivi
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import sys
 import time
@@ -101,6 +102,7 @@ def measure(batch: int, context: int, steps: int) -> dict[str, Any]:
     scheduler = Scheduler(limits, pages, PrefixCache(pages))
     lines = Lines()
     engine = Engine(scheduler, runner, lines, lines, depth=2)
+    settle()
     sampling = SamplingParams(max_tokens=max_tokens, seed=0, stop_token_ids=(VOCAB_SIZE,))
     # Prompts differ from the first token on and fill their last pages at different steps.
     prompts = [[key, *range(1, context - key % PAGE_SIZE)] for key in range(batch)]
@@ -130,6 +132,12 @@ def measure(batch: int, context: int, steps: int) -> dict[str, Any]:
     }
 
 
+def settle() -> None:
+    """Collect what earlier measurements left and look at nothing of it again, as a rank does before its first step."""
+    gc.collect()
+    gc.freeze()
+
+
 def head_ms(frame: bytes, repeats: int) -> float:
     """Median milliseconds in which the head turns one frame of the rank into a gateway's."""
     decoder = msgspec.msgpack.Decoder(StepDone, dec_hook=unpack)
@@ -153,6 +161,7 @@ def measure_burst(count: int) -> dict[str, Any]:
     engine = Engine(scheduler, runner, lines, lines)
     sampling = SamplingParams(max_tokens=2, seed=0)
     lines.commands.append(Submit([Request((1, key), [key] * 16, sampling) for key in range(count)]))
+    settle()
     began_s = time.thread_time()
     while engine.turn():
         pass
