@@ -2,6 +2,7 @@
 
 pub mod banner;
 pub mod chat;
+pub mod commands;
 pub mod probe;
 pub mod records;
 pub mod reload;

@@ -1,7 +1,8 @@
 //! What the gateway was asked to do: arguments, checked once against the machine and then frozen.
 //!
 //! `args` reads the command line, `keys` the file of API keys, `locate` finds the model and the interpreter, `workers`
-//! says which workers there are; everything after `Config` reads plain fields. Flags the gateway does not know belong to the worker and are passed on unchanged.
+//! says which workers there are; everything after `Config` reads plain fields. Flags the gateway does not know belong to
+//! the worker and are passed on unchanged.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ pub mod keys;
 pub mod locate;
 pub mod workers;
 
-pub use args::{Cli, Dtype, LogFormat, LogLevel, ServeArgs};
+pub use args::{Dtype, LogFormat, LogLevel, ServeArgs};
 pub use keys::{KeyDigest, KeyFile, KeySpec, digest};
 use locate::Surroundings;
 pub use workers::{LocalWorker, Source};

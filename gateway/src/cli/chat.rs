@@ -9,16 +9,17 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use clap::Parser;
+use clap::Args;
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
+use super::commands::serve_args;
 use super::serve::Server;
 use crate::app::App;
 use crate::cli::{banner, probe};
 use crate::config::locate::Surroundings;
-use crate::config::{Config, ServeArgs, Source};
+use crate::config::{Config, Source};
 use crate::telemetry;
 
 pub(super) mod client;
@@ -36,10 +37,9 @@ use screen::Screen;
 
 const DEFAULT_URL: &str = "http://127.0.0.1:8000";
 
-/// Talk to a model in the terminal
-#[derive(Debug, Parser)]
-#[command(name = "gateway chat", version)]
-pub struct ChatCli {
+/// What `gateway chat` takes.
+#[derive(Debug, Args)]
+pub struct ChatArgs {
     /// Server to talk to, or a model folder to start one for [default: http://127.0.0.1:8000]
     #[arg(value_name = "URL|MODEL_DIR")]
     target: Option<String>,
@@ -75,21 +75,7 @@ enum Health {
     Failed,
 }
 
-impl ChatCli {
-    /// Whether a command line, program name first, is for this command.
-    #[must_use]
-    pub fn is_meant(command_line: &[OsString]) -> bool {
-        command_line.get(1).is_some_and(|word| word == "chat")
-    }
-
-    /// Reads a command line for which `is_meant` holds.
-    ///
-    /// # Errors
-    /// What clap prints: a wrong use, or the text of `--help`.
-    pub fn parse_line(command_line: Vec<OsString>) -> Result<Self, clap::Error> {
-        Self::try_parse_from(command_line.into_iter().skip(1))
-    }
-
+impl ChatArgs {
     /// Talks until the input ends.
     ///
     /// # Errors
@@ -148,7 +134,7 @@ async fn start_server(model_dir: &Path, flags: &[OsString]) -> anyhow::Result<(S
     let words = ["gateway", "serve"].map(OsString::from).into_iter().chain([model_dir.as_os_str().to_owned()]);
     // Logs would come between the lines of the conversation.
     let quiet = ["--port", "0", "--log-level", "error"].map(OsString::from);
-    let args = ServeArgs::parse(words.chain(quiet).chain(flags.iter().cloned()))?;
+    let args = serve_args(words.chain(quiet).chain(flags.iter().cloned()).collect())?;
     telemetry::init_logging(args.flags.log_level, args.flags.log_format);
     let mut config = Config::new(args, &Surroundings::of_this_process()).await?;
     if let Source::Local(worker) = &mut config.source {

@@ -2,12 +2,11 @@
 //!
 //! They show what prompt messages become and what an output means, with the same code that serves.
 
-use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use crate::chat::calls::CallParser;
@@ -25,35 +24,27 @@ use crate::text::tokenizer::{Segment, Tokenizer};
 /// Embedding rows to allow for; a file of this family has fewer.
 const MAX_VOCAB_SIZE: u32 = 1 << 18;
 
-/// Work on recorded conversations and outputs.
-#[derive(Debug, Parser)]
-#[command(name = "gateway", disable_help_subcommand = true)]
-pub struct RecordsCli {
-    #[command(subcommand)]
-    command: RecordsCommand,
+/// What `gateway render` takes.
+#[derive(Debug, Args)]
+pub struct RenderArgs {
+    /// tokenizer.json
+    #[arg(long, value_name = "PATH")]
+    tokenizer: PathBuf,
+    /// Lines to read [default: standard input]
+    file: Option<PathBuf>,
 }
 
-#[derive(Debug, Subcommand)]
-enum RecordsCommand {
-    /// Print the prompt that each line's messages become, and its token ids
-    Render {
-        /// tokenizer.json
-        #[arg(long, value_name = "PATH")]
-        tokenizer: PathBuf,
-        /// Lines to read [default: standard input]
-        file: Option<PathBuf>,
-    },
-    /// Print the message that each line's output stands for
-    Parse {
-        /// tokenizer.json; needed to read outputs by their tokens
-        #[arg(long, value_name = "PATH", required_if_eq("chunk", "token"))]
-        tokenizer: Option<PathBuf>,
-        /// How the output is fed; the result is the same
-        #[arg(long, default_value = "whole")]
-        chunk: Chunk,
-        /// Lines to read [default: standard input]
-        file: Option<PathBuf>,
-    },
+/// What `gateway parse` takes.
+#[derive(Debug, Args)]
+pub struct ParseArgs {
+    /// tokenizer.json; needed to read outputs by their tokens
+    #[arg(long, value_name = "PATH", required_if_eq("chunk", "token"))]
+    tokenizer: Option<PathBuf>,
+    /// How the output is fed; the result is the same
+    #[arg(long, default_value = "whole")]
+    chunk: Chunk,
+    /// Lines to read [default: standard input]
+    file: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -63,29 +54,26 @@ enum Chunk {
     Char,
 }
 
-impl RecordsCli {
-    /// Whether a command line, program name first, is for these commands.
-    #[must_use]
-    pub fn is_meant(command_line: &[OsString]) -> bool {
-        command_line.get(1).is_some_and(|word| word == "render" || word == "parse")
-    }
-
+impl RenderArgs {
     /// Answers every line, in order.
     ///
     /// # Errors
     /// The input cannot be read or the output not written; a line that is wrong is answered with its error.
     pub fn run(self) -> anyhow::Result<()> {
-        match self.command {
-            RecordsCommand::Render { tokenizer, file } => {
-                let tokenizer = load(&tokenizer)?;
-                let limits = Limits::load()?;
-                each_line(file, |row| render(row, &tokenizer, &limits))
-            }
-            RecordsCommand::Parse { tokenizer, chunk, file } => {
-                let tokenizer = tokenizer.as_ref().map(load).transpose()?;
-                each_line(file, |row| parse(row, chunk, tokenizer.as_ref()))
-            }
-        }
+        let tokenizer = load(&self.tokenizer)?;
+        let limits = Limits::load()?;
+        each_line(self.file, |row| render(row, &tokenizer, &limits))
+    }
+}
+
+impl ParseArgs {
+    /// Answers every line, in order.
+    ///
+    /// # Errors
+    /// The input cannot be read or the output not written; a line that is wrong is answered with its error.
+    pub fn run(self) -> anyhow::Result<()> {
+        let tokenizer = self.tokenizer.as_ref().map(load).transpose()?;
+        each_line(self.file, |row| parse(row, self.chunk, tokenizer.as_ref()))
     }
 }
 

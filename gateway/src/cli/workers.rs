@@ -1,18 +1,16 @@
 //! `gateway workers`: an operator's verbs for the workers of a gateway that runs.
 
-use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::Write as _;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 
 use super::chat::client::Client;
 
-/// See and change which workers a gateway has
-#[derive(Debug, Parser)]
-#[command(name = "gateway workers", version, arg_required_else_help = true)]
-pub struct WorkersCli {
+/// What `gateway workers` takes.
+#[derive(Debug, Args)]
+pub struct WorkersArgs {
     #[command(subcommand)]
     verb: Verb,
     #[command(flatten)]
@@ -70,21 +68,7 @@ impl RoleName {
     }
 }
 
-impl WorkersCli {
-    /// Whether a command line, program name first, is for this command.
-    #[must_use]
-    pub fn is_meant(command_line: &[OsString]) -> bool {
-        command_line.get(1).is_some_and(|word| word == "workers")
-    }
-
-    /// Reads a command line for which `is_meant` holds.
-    ///
-    /// # Errors
-    /// What clap prints: a wrong use, or the text of `--help`.
-    pub fn parse_line(command_line: Vec<OsString>) -> Result<Self, clap::Error> {
-        Self::try_parse_from(command_line.into_iter().skip(1))
-    }
-
+impl WorkersArgs {
     /// Does what was asked, and says what has become of it.
     ///
     /// # Errors

@@ -1,48 +1,20 @@
-//! The command line of `gateway`, as typed. Nothing here looks at the machine.
+//! The command line of `gateway serve`, as typed. Nothing here looks at the machine.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Command, ValueEnum};
 
 use crate::route::policy::Policy;
 
-const AFTER_HELP: &str = "\
-Flags not listed here go to the worker unchanged, under the names of SGLang's launch command: --device, --load-format, \
---kv-cache-dtype, --max-total-tokens, --mem-fraction-static, --max-running-requests, --chunked-prefill-size, \
---context-length, --runner and others; `python -m baleen_worker --help` lists them.
-
-Examples:
-  gateway serve                                  the small built-in model, on this machine
-  gateway serve /models/DeepSeek-V3.2 --port 8000
-  gateway --worker 10.0.0.1:30001 --worker 10.0.0.2:30001
-  gateway --prefill http://10.0.0.1:30001 --decode http://10.0.0.2:30001
-  gateway chat                                   talk to the server on this machine
-  gateway render --tokenizer tokenizer.json FILE what prompt recorded messages become
-  gateway parse FILE                             what recorded outputs mean";
-
-/// OpenAI-compatible server for DeepSeek-V3.2.
-#[derive(Debug, Parser)]
-#[command(name = "gateway", version, args_conflicts_with_subcommands = true, arg_required_else_help = true)]
-#[command(after_help = AFTER_HELP, disable_help_subcommand = true)]
-pub struct Cli {
-    #[command(subcommand)]
-    pub command: Option<Command>,
+/// What `gateway serve` takes.
+#[derive(Clone, Debug, Args)]
+pub struct ServeWords {
+    /// Folder with config.json, tokenizer.json and safetensors files [default: the small built-in model]
+    pub model_dir: Option<PathBuf>,
     #[command(flatten)]
     pub flags: ServeFlags,
-}
-
-#[derive(Debug, Subcommand)]
-pub enum Command {
-    /// Start a worker for MODEL_DIR here, or front running ones, and serve.
-    #[command(after_help = AFTER_HELP)]
-    Serve {
-        /// Folder with config.json, tokenizer.json and safetensors files [default: the small built-in model]
-        model_dir: Option<PathBuf>,
-        #[command(flatten)]
-        flags: ServeFlags,
-    },
 }
 
 #[derive(Clone, Debug, Args)]
@@ -220,22 +192,16 @@ impl std::ops::Deref for ServeArgs {
 }
 
 impl ServeArgs {
-    /// Reads a command line, program name first.
+    /// Puts together what was typed for the gateway and what is for its worker.
     ///
     /// # Errors
-    /// What clap prints: a wrong use, or the text of `--help` and `--version`.
-    pub fn parse(command_line: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        let (own, worker_flags) = split(command_line);
-        let cli = Cli::try_parse_from(own)?;
-        let (model_dir, flags) = match cli.command {
-            Some(Command::Serve { model_dir, flags }) => (model_dir, flags),
-            None => (None, cli.flags),
-        };
+    /// The model is named twice, differently.
+    pub fn new(words: ServeWords, worker_flags: Vec<OsString>) -> Result<Self, String> {
+        let ServeWords { model_dir, flags } = words;
         if let (Some(positional), Some(flag)) = (&model_dir, &flags.model)
             && positional != flag
         {
-            let message = format!("the model is named twice, as {} and as {}", positional.display(), flag.display());
-            return Err(Cli::command().error(clap::error::ErrorKind::ArgumentConflict, message));
+            return Err(format!("the model is named twice, as {} and as {}", positional.display(), flag.display()));
         }
         Ok(Self { model_dir, flags, worker_flags })
     }
@@ -251,7 +217,7 @@ impl ServeArgs {
 ///
 /// An unknown `--flag` takes the words after it up to the next flag, unless its name says that it is a switch
 /// (`--enable-…`, `--disable-…`, `--skip-…`); so MODEL_DIR comes before such flags or after a switch.
-fn split(command_line: impl IntoIterator<Item = OsString>) -> (Vec<OsString>, Vec<OsString>) {
+pub(crate) fn split(command_line: impl IntoIterator<Item = OsString>) -> (Vec<OsString>, Vec<OsString>) {
     let known = known_flags();
     let mut words = command_line.into_iter().peekable();
     let (mut own, mut passed) = (Vec::new(), Vec::new());
@@ -322,7 +288,7 @@ fn seconds(text: &str) -> Result<u64, String> {
 fn known_flags() -> HashMap<String, bool> {
     let mut known: HashMap<String, bool> =
         ["-h", "--help", "-V", "--version"].into_iter().map(|name| (name.to_owned(), false)).collect();
-    for arg in Cli::command().get_arguments() {
+    for arg in ServeFlags::augment_args(Command::new("serve")).get_arguments() {
         let takes_value = matches!(arg.get_action(), ArgAction::Set | ArgAction::Append);
         let names = arg.get_long().into_iter().chain(arg.get_all_aliases().unwrap_or_default());
         known.extend(names.map(|name| (format!("--{name}"), takes_value)));

@@ -17,7 +17,7 @@ fn parse(words: &str) -> ServeArgs {
 }
 
 fn try_parse(words: &str) -> Result<ServeArgs, clap::Error> {
-    ServeArgs::parse(words.split_whitespace().map(OsString::from))
+    crate::cli::commands::serve_args(words.split_whitespace().map(OsString::from).collect())
 }
 
 fn passed(args: &ServeArgs) -> String {

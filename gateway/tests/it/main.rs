@@ -3,6 +3,7 @@
 
 mod admission;
 mod chat;
+mod commands;
 mod completions;
 mod constraints;
 mod fake_worker;
