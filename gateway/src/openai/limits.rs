@@ -119,10 +119,12 @@ impl Limit {
     pub(super) fn check_f32(&self, param: &str, value: f64) -> Result<f32, InvalidRequest> {
         #[expect(clippy::cast_possible_truncation, reason = "the wire carries single precision")]
         let single = value as f32;
-        let seen = f64::from(single);
-        let above = if self.min_exclusive { seen > self.min } else { seen >= self.min };
-        // A value that is out of range only in double precision is within a rounding error of the bound.
-        if above && seen <= self.max {
+        let holds = |number: f64| {
+            let above = if self.min_exclusive { number > self.min } else { number >= self.min };
+            above && number <= self.max
+        };
+        // As it was written and as it is rounded: either may cross a bound that the other respects.
+        if holds(value) && holds(f64::from(single)) {
             return Ok(single);
         }
         Err(self.out_of_range(param, &value.to_string()))
@@ -196,6 +198,8 @@ mod tests {
         // Too small for single precision is zero to the worker, and zero is excluded.
         assert!(limits.top_p.check_f32("top_p", 1e-60).is_err());
         assert!(limits.top_p.check_f32("top_p", 1e-30).is_ok());
+        // Just above the bound is the bound itself in single precision.
+        assert!(limits.min_p.check_f32("min_p", 1.0 + f64::EPSILON).is_err());
         assert!(limits.logprobs.check_u32("logprobs", 20).is_ok());
         assert!(limits.logprobs.check_u32("logprobs", 21).is_err());
         assert!(limits.priority.check_integer::<i32>("priority", -1000).is_ok());
