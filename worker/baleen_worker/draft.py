@@ -69,10 +69,12 @@ class Draft:
             columns.num_bound[grown_slots] = num_pages[grown]
             for place, slot, first in zip(grown.tolist(), grown_slots.tolist(), bound[grown].tolist(), strict=True):
                 new_pages[place] = columns.at(slot).pages[first:]
+        token_ids = columns.last_token[slots]
+        token_ids[columns.num_pending[slots] > 0] = -1
         return DecodeColumns(
             slots=slots,
             starts=starts,
-            token_ids=np.where(columns.num_pending[slots], -1, columns.last_token[slots]),
+            token_ids=token_ids,
             output_indices=starts - columns.last_prompt[slots],
             first_new_page=bound,
             new_pages=new_pages,

@@ -85,8 +85,8 @@ class KvEventPublisher:
 def to_array(event: CacheEvent, page_size: int) -> list[Any]:
     """An event as the format spells it; absent fields of LoRA are null."""
     match event:
-        case PagesStored(page_hashes, parent_hash, token_ids, on_host):
-            return ["BlockStored", page_hashes, parent_hash, list(token_ids), page_size, None, _MEDIA[on_host]]
+        case PagesStored(page_hashes, parent_hash, _, on_host):
+            return ["BlockStored", page_hashes, parent_hash, event.token_ids, page_size, None, _MEDIA[on_host]]
         case PagesRemoved(page_hashes, on_host):
             return ["BlockRemoved", page_hashes, _MEDIA[on_host]]
         case PagesCleared():

@@ -14,19 +14,26 @@ from array import array
 import msgspec
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
-from baleen_worker.packed import Column
-
 
 class PagesStored(msgspec.Struct, array_like=True, tag="stored"):
     """Consecutive pages of one prefix. `parent_hash` None: the first of them begins a prompt.
 
-    `token_ids` are those of all pages, end to end. `on_host`: they are kept in host memory, not on the device.
+    `keys` are the tokens of all pages, end to end, as little-endian uint32: what the cache has at hand. `on_host`: the
+    pages are kept in host memory, not on the device.
     """
 
     page_hashes: list[int]
     parent_hash: int | None
-    token_ids: Column
+    keys: bytearray
     on_host: bool = False
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens."""
+        unpacked = array("I", bytes(self.keys))
+        if sys.byteorder != "little":
+            unpacked.byteswap()
+        return unpacked.tolist()
 
 
 class PagesRemoved(msgspec.Struct, array_like=True, tag="removed"):
@@ -52,15 +59,12 @@ class EventLog:
 
     def stored(self, page_hash: int, parent_hash: int | None, key: bytes) -> None:
         """One more page, below the one named `parent_hash`; `key` are its tokens as little-endian uint32."""
-        token_ids = array("I", key)
-        if sys.byteorder != "little":
-            token_ids.byteswap()
         last = self._events[-1] if self._events else None
         if isinstance(last, PagesStored) and parent_hash == last.page_hashes[-1]:
             last.page_hashes.append(page_hash)
-            last.token_ids += token_ids
+            last.keys += key
         else:
-            self._events.append(PagesStored([page_hash], parent_hash, token_ids, self._on_host))
+            self._events.append(PagesStored([page_hash], parent_hash, bytearray(key), self._on_host))
 
     def removed(self, page_hash: int) -> None:
         """One page fewer."""

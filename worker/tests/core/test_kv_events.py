@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from array import array
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,14 @@ import pytest
 import zmq
 import zmq.asyncio
 from baleen_worker.cache.events import CacheEvent, PagesCleared, PagesRemoved, PagesStored
+from baleen_worker.cache.prefix import page_keys
 from baleen_worker.command_line import parse
 from baleen_worker.config import ConfigError, KvEventsConfig
 from baleen_worker.kv_events import KvEventPublisher, to_contract
 
 EVENTS: list[list[CacheEvent]] = [
-    [PagesStored([2**64 - 1, 7], None, array("I", range(128)))],
-    [PagesStored([9], 7, array("I", range(64))), PagesRemoved([9, 7])],
+    [PagesStored([2**64 - 1, 7], None, bytearray(page_keys(range(128))))],
+    [PagesStored([9], 7, bytearray(page_keys(range(64)))), PagesRemoved([9, 7])],
     [PagesCleared()],
 ]
 ON_THE_WIRE: list[list[Any]] = [
