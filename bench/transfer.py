@@ -26,7 +26,7 @@ from baleen_worker.cache.page_bytes import PoolPages
 from baleen_worker.cache.storage import FP8, KvLayout, PagedPools
 from baleen_worker.transfer.actions import Arrived, Begun, Timers
 from baleen_worker.transfer.messages import Final
-from baleen_worker.transfer.orders import Expect, Finish, Offer, Open, Receive
+from baleen_worker.transfer.orders import Expect, Finish, LegNews, Offer, Open, Peer, Receive
 from baleen_worker.transfer.tcp import TcpTransfer
 from baleen_worker.transfer.wire import Identity
 from pair import Pair
@@ -77,17 +77,18 @@ def fetch_pages(transfer: TcpTransfer, pipe: Connection, address: str, number: i
     """Seconds from the first page asked for to the last one stored."""
     key = (number.to_bytes(16, "big"), 0)
     pipe.send(key[0])
-    transfer.give([Expect(key, address, _OWN.boot_epoch, 0, NUM_PAGES, 0)])
+    transfer.give([Expect(key, Peer(address, _OWN.boot_epoch, 0), NUM_PAGES, 0)])
     began_s = 0.0
     while True:
         for news in transfer.take():
-            if isinstance(news.report, Begun):
-                began_s = time.perf_counter()
-                transfer.give([Receive(key, 0, range(1, NUM_PAGES + 1))])
-            elif isinstance(news.report, Arrived):
-                return time.perf_counter() - began_s
-            else:
-                raise RuntimeError(f"the transfer ended with {news.report}")
+            match news:
+                case LegNews(_, Begun()):
+                    began_s = time.perf_counter()
+                    transfer.give([Receive(key, 0, range(1, NUM_PAGES + 1))])
+                case LegNews(_, Arrived()):
+                    return time.perf_counter() - began_s
+                case _:
+                    raise RuntimeError(f"the transfer ended with {news}")
         transfer.wait(1.0)
 
 

@@ -29,15 +29,18 @@ from baleen_worker.messages import (
     Event,
     Flush,
     Flushed,
+    PeerTried,
     StepDone,
     Submit,
     Survey,
     Surveyed,
+    TryPeer,
     to_columns,
 )
 from baleen_worker.news import News
 from baleen_worker.request import SamplingParams
 from baleen_worker.step import Admission, CopyError, PlannedRow, StepOutput, StepPlan
+from baleen_worker.transfer.orders import LegNews, Peer, Probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,7 +50,8 @@ if TYPE_CHECKING:
     from baleen_worker.request import Request, RequestId
     from baleen_worker.scheduler import Scheduler
     from baleen_worker.step import Runner, StepHandle
-    from baleen_worker.transfer.orders import LegNews, Order
+    from baleen_worker.transfer.orders import News as TransferNews
+    from baleen_worker.transfer.orders import Order
 
 # How long a command may wait while nothing but grammars or masks are being made.
 _NAP_S = 0.002
@@ -80,7 +84,7 @@ class Transfer(Protocol):
         """Hands orders over."""
         ...
 
-    def take(self) -> list[LegNews]:
+    def take(self) -> list[TransferNews]:
         """News since the last call."""
         ...
 
@@ -138,6 +142,7 @@ class Engine:
         self._room = room
         self._transfer = transfer
         self._clock_ms = clock_ms
+        self._num_probes = 0
         self._step = 0
         self._waits = False
         self._load = scheduler.load
@@ -161,10 +166,10 @@ class Engine:
         scheduler = self._scheduler
         was_idle = self._idle
         news = News()
-        for command in self._inbox.drain(wait=wait and was_idle):
+        for command in self._inbox.drain(wait=wait and was_idle and not self._num_probes):
             self._apply(command, news.outputs)
         if self._transfer is not None:
-            news.outputs += scheduler.hear(self._transfer.take())
+            news.outputs += scheduler.hear(self._legs_of(self._transfer.take()))
         news.outputs += scheduler.expire(self._clock_ms())
         if self._room:
             self._leave_room(self._room, news.outputs)
@@ -181,13 +186,13 @@ class Engine:
             assert progress or self._waits, "requests are live but no step can be planned"
         elif not was_idle:
             scheduler.check_idle()
-        if not progress and wait and not self._idle:
+        if not progress and wait and (self._num_probes or not self._idle):
             self._nap()
         return progress
 
     def _nap(self) -> None:
         """Until something else has come that may move a request, or somebody's deadline."""
-        if self._transfer is not None and self._scheduler.waits_for_peers:
+        if self._transfer is not None and (self._num_probes or self._scheduler.waits_for_peers):
             self._transfer.wait(_NAP_S if self._room else _LONG_NAP_S)
         elif self._room is not None:
             self._room.wait(_NAP_S)
@@ -239,6 +244,21 @@ class Engine:
                 self._outbox.publish(Flushed(ticket, scheduler.flush() if self._idle else None))
             case Survey(stream):
                 self._outbox.publish(Surveyed(stream, scheduler.cached_page_hashes()))
+            case TryPeer(ticket, address, boot_epoch, dp_rank):
+                assert self._transfer is not None, "a trial was accepted where nothing is transferred"
+                self._num_probes += 1
+                self._transfer.give([Probe(ticket, Peer(address, boot_epoch, dp_rank))])
+
+    def _legs_of(self, news: Sequence[TransferNews]) -> list[LegNews]:
+        """What is about legs; trials that have ended are told at once."""
+        legs: list[LegNews] = []
+        for entry in news:
+            if isinstance(entry, LegNews):
+                legs.append(entry)
+            else:
+                self._num_probes -= 1
+                self._outbox.publish(PeerTried(entry.ticket, entry.seconds, entry.failure))
+        return legs
 
     def _add(self, request: Request, now_ms: float) -> Output | None:
         if request.constraint is None:

@@ -29,7 +29,7 @@ from baleen_worker.assignment import Assignment
 from baleen_worker.config import ConfigError, LaunchConfig
 from baleen_worker.kv_events import KvEventPublisher
 from baleen_worker.limits import model_facts
-from baleen_worker.messages import Fatal, Flushed, Loading, Ready, StepDone, Surveyed
+from baleen_worker.messages import Fatal, Flushed, Loading, PeerTried, Ready, StepDone, Surveyed
 from baleen_worker.model_config import ModelConfig, load_model_config
 from baleen_worker.pb import worker_pb2 as pb
 from baleen_worker.reporting import LoadingLine, report
@@ -232,6 +232,8 @@ class _Head:
                     self._service.on_flushed(event)
                 case Surveyed():
                     self._service.on_surveyed(event)
+                case PeerTried():
+                    self._service.on_peer_tried(event)
                 case Loading(done_bytes, total_bytes):
                     loading.show(done_bytes, total_bytes)
                 case Ready():

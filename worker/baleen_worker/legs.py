@@ -11,7 +11,7 @@ from baleen_worker.cache.prefix import PAGE_SIZE_TOKENS
 from baleen_worker.request import Role
 from baleen_worker.sequence import Sequence
 from baleen_worker.transfer.messages import Final, Key
-from baleen_worker.transfer.orders import Cancel, Expect, Finish, Offer, Open, Order, Receive, Score, Withdraw
+from baleen_worker.transfer.orders import Cancel, Expect, Finish, Offer, Open, Order, Peer, Receive, Score, Withdraw
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +73,8 @@ class Legs:
         scores = request.sampling.prompt_logprobs is not None and not request.resumed_token_ids
         num_scored = sequence.num_prompt - 1 if scores else 0
         num_pages = -(-sequence.num_tokens // PAGE_SIZE_TOKENS)
-        self._orders.append(Expect(key, leg.peer_address, leg.peer_epoch, leg.peer_rank, num_pages, num_scored))
+        peer = Peer(leg.peer_address, leg.peer_epoch, leg.peer_rank)
+        self._orders.append(Expect(key, peer, num_pages, num_scored))
 
     def end(self, sequence: Sequence) -> None:
         """The leg is over on this side, unless the transfer itself has said so (`settle`)."""

@@ -112,6 +112,8 @@ def model_facts(model: ModelConfig, worker: WorkerConfig, context_length: int) -
         features += SAMPLING_FEATURES
     if (worker.model_dir / TOKENIZER_FILE).is_file():
         features += CONSTRAINT_FEATURES
+    if worker.disaggregation is not None:
+        features.append("probe_transfer")
     open_id, close_id = control_ids.get("<think>"), control_ids.get("</think>")
     return ModelFacts(
         vocab_size=model.vocab_size,
@@ -271,13 +273,17 @@ def _leg(submit: pb.Submit, sampling: SamplingParams, model: ModelFacts) -> Leg 
         )
     if model.role is Role.PREFILL:
         return Leg(Role.PREFILL)
-    peer = leg.peer
+    check_peer(name, leg.peer)
+    return Leg(Role.DECODE, leg.peer.address, leg.peer_boot_epoch, leg.peer.dp_rank)
+
+
+def check_peer(field: str, peer: pb.TransferEndpoint) -> None:
+    """Raises InvalidSubmitError for what is no place where a prefill worker serves pages."""
     host, _, port = peer.address.rpartition(":")
     if peer.backend != "tcp" or not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise InvalidSubmitError(
-            name, "its peer must be one that GetInfo of a prefill worker names: backend tcp, host:port"
+            field, "its peer must be one that GetInfo of a prefill worker names: backend tcp, host:port"
         )
-    return Leg(Role.DECODE, peer.address, leg.peer_boot_epoch, peer.dp_rank)
 
 
 def _resumed(submit: pb.Submit, sampling: SamplingParams, model: ModelFacts) -> list[int]:

@@ -52,7 +52,16 @@ class Survey(msgspec.Struct, frozen=True, array_like=True, tag="survey"):
     stream: int
 
 
-Command = Submit | Abort | AbortStream | Flush | Survey
+class TryPeer(msgspec.Struct, frozen=True, array_like=True, tag="try_peer"):
+    """Would pages come from this rank of a prefill worker? Answered by a `PeerTried` with the same ticket."""
+
+    ticket: int
+    address: str
+    boot_epoch: int
+    dp_rank: int
+
+
+Command = Submit | Abort | AbortStream | Flush | Survey | TryPeer
 
 # --- rank to head -----------------------------------------------------------------------------------------------------
 
@@ -167,13 +176,21 @@ class Surveyed(msgspec.Struct, frozen=True, array_like=True, tag="surveyed"):
     page_hashes: list[int]
 
 
+class PeerTried(msgspec.Struct, frozen=True, array_like=True, tag="peer_tried"):
+    """Answer to a `TryPeer`: a page has come, in so many seconds; or why not."""
+
+    ticket: int
+    seconds: float
+    failure: str | None
+
+
 class Fatal(msgspec.Struct, frozen=True, array_like=True, tag="fatal"):
     """The rank cannot go on; it exits after this."""
 
     message: str
 
 
-Event = Loading | Ready | StepDone | Flushed | Surveyed | Fatal
+Event = Loading | Ready | StepDone | Flushed | Surveyed | PeerTried | Fatal
 
 
 def to_columns(news: News) -> list[StreamColumns]:

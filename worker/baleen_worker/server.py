@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import grpc
 
 from baleen_worker.kv_events import to_contract
-from baleen_worker.limits import InvalidSubmitError, ModelFacts, to_request
+from baleen_worker.limits import InvalidSubmitError, ModelFacts, check_peer, to_request
 from baleen_worker.messages import (
     Abort,
     AbortStream,
@@ -23,15 +23,17 @@ from baleen_worker.messages import (
     Flush,
     Flushed,
     LogprobColumns,
+    PeerTried,
     StepDone,
     StreamColumns,
     Submit,
     Survey,
     Surveyed,
+    TryPeer,
 )
 from baleen_worker.output import Load, RequestError
 from baleen_worker.pb import worker_pb2 as pb
-from baleen_worker.request import ErrorCode, Request
+from baleen_worker.request import ErrorCode, Request, Role
 from baleen_worker.streams import Stream, StreamEndedError, Streams
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ PROTOCOL_VERSION = 1
 SERVICE_NAME = "baleen.worker.v1.Worker"
 TOKENIZER_CHUNK_BYTES = 256 * 1024
 _MAX_TOLD_PAGES = 64 * 1024  # half a MiB a frame
+_MAX_PROBES = 64  # each holds a connection
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +79,8 @@ class WorkerService:
         self._streams = streams
         self._rank = rank
         self._flushes: dict[int, asyncio.Future[int | None]] = {}
-        self._num_flushes = 0
+        self._probes: dict[int, asyncio.Future[PeerTried]] = {}
+        self._num_tickets = 0
         self._num_kv_events = 0
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -95,6 +99,9 @@ class WorkerService:
                 ),
                 "FlushCache": grpc.unary_unary_rpc_method_handler(
                     self.flush_cache, pb.FlushCacheRequest.FromString, pb.FlushCacheResponse.SerializeToString
+                ),
+                "ProbeTransfer": grpc.unary_unary_rpc_method_handler(
+                    self.probe_transfer, pb.ProbeTransferRequest.FromString, pb.ProbeTransferResponse.SerializeToString
                 ),
             },
         )
@@ -137,8 +144,7 @@ class WorkerService:
     async def flush_cache(self, _: pb.FlushCacheRequest, context: Context) -> pb.FlushCacheResponse:
         if self._state.model is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the model is still being loaded")
-        self._num_flushes += 1
-        ticket = self._num_flushes
+        ticket = self._new_ticket()
         answer = self._flushes[ticket] = asyncio.get_running_loop().create_future()
         await self._rank.send(Flush(ticket))
         freed_pages = await answer
@@ -146,6 +152,31 @@ class WorkerService:
             message = "requests are running or waiting: retry when none is"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
         return pb.FlushCacheResponse(freed_pages=freed_pages)
+
+    async def probe_transfer(self, request: pb.ProbeTransferRequest, context: Context) -> pb.ProbeTransferResponse:
+        model = self._state.model
+        if model is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the model is still being loaded")
+        if model.role is not Role.DECODE:
+            message = f"this is a {model.role.name.lower()} worker, to which no pages come: ask a decode worker"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+        try:
+            check_peer("peer", request.peer)
+        except InvalidSubmitError as invalid:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"peer: {invalid.error.message}")
+        if len(self._probes) >= _MAX_PROBES:
+            message = f"{_MAX_PROBES} trials are under way: retry when one has ended"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+        ticket = self._new_ticket()
+        answer = self._probes[ticket] = asyncio.get_running_loop().create_future()
+        peer = request.peer
+        await self._rank.send(TryPeer(ticket, peer.address, request.peer_boot_epoch, peer.dp_rank))
+        tried = await answer
+        return pb.ProbeTransferResponse(duration_us=round(1e6 * tried.seconds), failure=tried.failure or "")
+
+    def _new_ticket(self) -> int:
+        self._num_tickets += 1
+        return self._num_tickets
 
     # --- news from the rank ---------------------------------------------------------------------------------------
 
@@ -176,6 +207,12 @@ class WorkerService:
         answer = self._flushes.pop(event.ticket)
         if not answer.done():
             answer.set_result(event.freed_pages)
+
+    def on_peer_tried(self, event: PeerTried) -> None:
+        """Answers the ProbeTransfer call that asked."""
+        answer = self._probes.pop(event.ticket)
+        if not answer.done():
+            answer.set_result(event)
 
     def on_surveyed(self, event: Surveyed) -> None:
         """Tells a new stream what is cached."""

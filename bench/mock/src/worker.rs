@@ -139,6 +139,13 @@ impl Worker for Service {
         Ok(Response::new(wire::FlushCacheResponse { freed_pages: 0 }))
     }
 
+    async fn probe_transfer(
+        &self,
+        _: Request<wire::ProbeTransferRequest>,
+    ) -> Result<Response<wire::ProbeTransferResponse>, Status> {
+        Err(Status::unimplemented("this worker transfers nothing"))
+    }
+
     async fn connect(
         &self,
         request: Request<Streaming<wire::GatewayFrame>>,

@@ -161,6 +161,22 @@ class FlushCacheResponse(_message.Message):
     freed_pages: int
     def __init__(self, freed_pages: _Optional[int] = ...) -> None: ...
 
+class ProbeTransferRequest(_message.Message):
+    __slots__ = ("peer", "peer_boot_epoch")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    PEER_BOOT_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    peer: TransferEndpoint
+    peer_boot_epoch: int
+    def __init__(self, peer: _Optional[_Union[TransferEndpoint, _Mapping]] = ..., peer_boot_epoch: _Optional[int] = ...) -> None: ...
+
+class ProbeTransferResponse(_message.Message):
+    __slots__ = ("duration_us", "failure")
+    DURATION_US_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    duration_us: int
+    failure: str
+    def __init__(self, duration_us: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
+
 class GatewayFrame(_message.Message):
     __slots__ = ("sequence", "hello", "submits", "aborts", "heartbeat")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]

@@ -53,6 +53,10 @@ class Want(msgspec.Struct, frozen=True, array_like=True, tag="want"):
     attempt: int
 
 
+class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
+    """In place of `Want`: one page of nobody, to try the way that pages take."""
+
+
 class Read(msgspec.Struct, frozen=True, array_like=True, tag="read"):
     """Send the pages at places `first`, `first + 1`, …, which were announced under these numbers and generations."""
 
@@ -123,11 +127,18 @@ class Released(msgspec.Struct, frozen=True, array_like=True, tag="released"):
     """Answer to `Ack`."""
 
 
+class Sampled(msgspec.Struct, frozen=True, array_like=True, tag="sampled"):
+    """Answer to `Sample`; `num_bytes` of one page follow the frame, with this XXH3_64."""
+
+    num_bytes: int
+    digest: int
+
+
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     """The leg cannot be had; the connection ends."""
 
     reason: str
 
 
-FromDecode = Response | Want | Read | Ack | Alive
-FromPrefill = Challenge | Welcome | Wait | Chunk | Data | Stale | Scores | Final | Released | Refused
+FromDecode = Response | Want | Sample | Read | Ack | Alive
+FromPrefill = Challenge | Welcome | Wait | Chunk | Data | Stale | Scores | Final | Released | Sampled | Refused

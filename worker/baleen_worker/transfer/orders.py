@@ -57,13 +57,20 @@ class Withdraw:
 
 
 @dataclass(frozen=True, slots=True)
-class Expect:
-    """It is here; its peer is the worker started as `boot_epoch` at `address`."""
+class Peer:
+    """A rank of the prefill worker that was started as `boot_epoch`, and where it serves pages (host:port)."""
 
-    key: Key
     address: str
     boot_epoch: int
     dp_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """It is here, and this is its peer."""
+
+    key: Key
+    peer: Peer
     num_pages: int
     num_scored: int
 
@@ -87,7 +94,18 @@ class Cancel:
     key: Key
 
 
-Order = Open | Offer | Score | Finish | Withdraw | Expect | Receive | Cancel
+# --- no leg -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Try whether pages would come from this peer. Answered by a `ProbeEnded` with the same ticket."""
+
+    ticket: int
+    peer: Peer
+
+
+Order = Open | Offer | Score | Finish | Withdraw | Expect | Receive | Cancel | Probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +114,15 @@ class LegNews:
 
     key: Key
     report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeEnded:
+    """A page came, was verified and stored in so many seconds; or why not."""
+
+    ticket: int
+    seconds: float
+    failure: str | None
+
+
+News = LegNews | ProbeEnded

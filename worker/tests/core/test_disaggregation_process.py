@@ -7,6 +7,7 @@ import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 from baleen_worker.fake_runner import expected_logprobs
 from baleen_worker.pb import worker_pb2 as pb
@@ -41,6 +42,33 @@ def test_both_say_what_they_are(pair: Pair) -> None:
     assert endpoint.backend == "tcp"
     assert not pair.decode.info.transfer_endpoints
     assert pair.prefill.info.layout_id == pair.decode.info.layout_id
+
+
+def test_the_way_between_them_can_be_tried(pair: Pair) -> None:
+    """Also while nothing runs, which is when a gateway asks."""
+    [endpoint] = pair.prefill.info.transfer_endpoints
+    epoch = pair.prefill.info.boot_epoch
+    for side in (pair.prefill, pair.decode):
+        assert "probe_transfer" in side.info.features
+    tried = [pair.decode.client.probe(peer=endpoint, peer_boot_epoch=epoch) for _ in range(3)]
+    assert [answer.failure for answer in tried] == [""] * 3
+    assert all(answer.duration_us > 0 for answer in tried)
+    other = pair.decode.client.probe(peer=endpoint, peer_boot_epoch=epoch + 1)
+    assert other.failure == "the worker there has been started anew"
+
+
+@pytest.mark.parametrize(
+    ("side", "address", "code"),
+    [
+        ("prefill", "127.0.0.1:1", grpc.StatusCode.FAILED_PRECONDITION),
+        ("decode", "localhost", grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+def test_a_trial_that_makes_no_sense_is_refused(pair: Pair, side: str, address: str, code: grpc.StatusCode) -> None:
+    client = {"prefill": pair.prefill.client, "decode": pair.decode.client}[side]
+    with pytest.raises(grpc.RpcError) as refused:
+        client.probe(peer=pb.TransferEndpoint(backend="tcp", address=address))
+    assert refused.value.code() == code  # pyright: ignore[reportAttributeAccessIssue] - a call is an error too
 
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 128, 1000, 5000])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +26,7 @@ from baleen_worker.transfer.messages import (
     Response,
     Want,
 )
-from baleen_worker.transfer.orders import Cancel, Expect, Finish, Offer, Open, Receive
+from baleen_worker.transfer.orders import Cancel, Expect, Finish, LegNews, Offer, Open, Peer, Probe, ProbeEnded, Receive
 from baleen_worker.transfer.tcp import TcpTransfer
 from baleen_worker.transfer.wire import Identity, StrangerError
 
@@ -67,16 +69,27 @@ class End:
             listen=("127.0.0.1", 0) if listens else None,
         )
         self.told: dict[Key, list[Report]] = {}
+        self.tried: dict[int, ProbeEnded] = {}
 
     def wait(self, condition: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + 30
         while True:
             for news in self.transfer.take():
-                self.told.setdefault(news.key, []).append(news.report)
+                if isinstance(news, LegNews):
+                    self.told.setdefault(news.key, []).append(news.report)
+                else:
+                    self.tried[news.ticket] = news
             if condition():
                 return
             assert time.monotonic() < deadline_s, f"still waiting; told so far: {self.told}"
             self.transfer.wait(0.05)
+
+    def probe(self, address: str, epoch: int = EPOCH, rank: int = 0) -> str | None:
+        """Tries a peer; returns why it failed."""
+        ticket = len(self.tried)
+        self.transfer.give([Probe(ticket, Peer(address, epoch, rank))])
+        self.wait(lambda: ticket in self.tried)
+        return self.tried[ticket].failure
 
     def wait_for(self, key: Key, kind: type[Report]) -> None:
         self.wait(lambda: any(isinstance(report, kind) for report in self.told.get(key, [])))
@@ -112,7 +125,7 @@ def offer(prefill: End, key: Key, pages: list[int]) -> None:
 
 def expect(prefill: End, decode: End, key: Key, num_pages: int, *, epoch: int = EPOCH, rank: int = 0) -> None:
     assert prefill.transfer.address is not None
-    decode.transfer.give([Expect(key, prefill.transfer.address, epoch, rank, num_pages, 0)])
+    decode.transfer.give([Expect(key, Peer(prefill.transfer.address, epoch, rank), num_pages, 0)])
 
 
 def hand_over(prefill: End, decode: End) -> None:
@@ -352,6 +365,68 @@ def test_an_abort_says_when_nothing_is_stored_any_more(prefill: End, decode: End
     kept = decode.store.pages[40]
     hand_over(prefill, decode)
     assert decode.store.pages[40] in (kept, bytes([4]) * PAGE_BYTES)
+
+
+def test_a_trial_moves_a_page_that_is_nobodys(prefill: End, decode: End) -> None:
+    assert prefill.transfer.address is not None
+    prefill.store.pages[0] = os.urandom(PAGE_BYTES)
+    others = decode.store.pages[1:]
+    assert decode.probe(prefill.transfer.address) is None
+    assert decode.store.pages == [prefill.store.pages[0], *others]
+    assert prefill.transfer.counters.num_pages_sent == decode.transfer.counters.num_pages_received == 0
+
+
+def test_a_trial_says_what_would_fail_a_request(prefill: End, decode: End) -> None:
+    address = prefill.transfer.address
+    assert address is not None
+    before = list(decode.store.pages)
+    failures = [decode.probe(address, EPOCH + 1), decode.probe(address, rank=1)]
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        nowhere = f"127.0.0.1:{silent.getsockname()[1]}"
+        failures.append(decode.probe(nowhere))
+    failures.append(decode.probe(nowhere))
+    with damaging(address) as damaged:
+        failures.append(decode.probe(damaged))
+    assert failures == [
+        "the worker there has been started anew",
+        "it does not accept this worker: its log says why",
+        "it does not answer",
+        "it cannot be reached (Connection refused)",
+        "pages come damaged",
+    ]
+    assert decode.store.pages == before
+    assert decode.probe(address) is None
+    hand_over(prefill, decode)
+
+
+@contextlib.contextmanager
+def damaging(address: str) -> Generator[str]:
+    """The way to a prefill worker on which the last byte of one page is changed."""
+    host, _, port = address.rpartition(":")
+
+    def carry(source: socket.socket, target: socket.socket, spoils: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                whole = spoils and len(data) >= PAGE_BYTES
+                target.sendall(data[:-1] + bytes([data[-1] ^ 1]) if whole else data)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield_to = f"127.0.0.1:{server.getsockname()[1]}"
+
+        def serve() -> None:
+            near, _ = server.accept()
+            far = socket.create_connection((host, int(port)))
+            with near, far:
+                back = threading.Thread(target=carry, args=(far, near, True))
+                back.start()
+                carry(near, far, False)
+                far.shutdown(socket.SHUT_RDWR)
+                back.join()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield yield_to
+        thread.join()
 
 
 def test_greetings_refuse_what_differs() -> None:

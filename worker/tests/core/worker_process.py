@@ -192,6 +192,15 @@ class Client:
         )
         return call(pb.FlushCacheRequest(), timeout=TIMEOUT_S)
 
+    def probe(self, **fields: Any) -> pb.ProbeTransferResponse:
+        """ProbeTransfer."""
+        call = self.channel.unary_unary(
+            f"{SERVICE}ProbeTransfer",
+            pb.ProbeTransferRequest.SerializeToString,
+            pb.ProbeTransferResponse.FromString,
+        )
+        return call(pb.ProbeTransferRequest(**fields), timeout=TIMEOUT_S)
+
     def files(self) -> dict[int, bytes]:
         """GetTokenizer, put together; checks chunk sizes and marks."""
         call = self.channel.unary_stream(

@@ -1,0 +1,172 @@
+"""The decode side of transfers: fetches the pages of legs whose prompts other workers compute.
+
+What is asked and when is decided in `receiving.py`. Pages come into staging memory, and are stored through the
+`PageStore` when the leg has verified them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from baleen_worker.transfer import wire
+from baleen_worker.transfer.actions import Action, Close, Connect, Failed, ProtocolError, Send, Serve, Store
+from baleen_worker.transfer.handshake import GREETING_S, introduce, reach, unreachable
+from baleen_worker.transfer.messages import Data, Key
+from baleen_worker.transfer.receiving import ReceivingLeg
+from baleen_worker.transfer.wire import StrangerError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from baleen_worker.transfer.connection import Connection
+    from baleen_worker.transfer.orders import Expect, Receive
+    from baleen_worker.transfer.station import Station
+
+
+@dataclass(slots=True)
+class _Receiving:
+    """`pages` are reserved for places from `first` on."""
+
+    leg: ReceivingLeg
+    expect: Expect
+    task: asyncio.Task[None] | None = None
+    connection: Connection | None = None
+    first: int = 0
+    pages: Sequence[int] = ()
+
+
+class Fetcher:
+    """Decode legs by key, and their connections."""
+
+    def __init__(self, station: Station, vocab_size: int) -> None:
+        self._station = station
+        self._vocab_size = vocab_size
+        self._receiving: dict[Key, _Receiving] = {}
+
+    # --- what the engine orders -------------------------------------------------------------------------------------
+
+    def expect(self, order: Expect, now_s: float) -> None:
+        """A leg is here: its peer is asked at once."""
+        leg = ReceivingLeg(
+            order.key,
+            self._station.timers,
+            num_pages=order.num_pages,
+            num_scored=order.num_scored,
+            vocab_size=self._vocab_size,
+            pages_per_read=self._station.pages_per_read,
+            now_s=now_s,
+        )
+        receiving = self._receiving[order.key] = _Receiving(leg, order)
+        self._act(order.key, receiving, leg.start())
+
+    def receive(self, order: Receive, now_s: float) -> None:
+        """Pages are reserved for a leg, if that still lives."""
+        receiving = self._receiving.get(order.key)
+        if receiving is not None:
+            receiving.first, receiving.pages = order.first, order.pages
+            self._act(order.key, receiving, receiving.leg.reserve(order.first, now_s))
+
+    def cancel(self, key: Key) -> None:
+        """The leg, if there is one, is over here."""
+        receiving = self._receiving.get(key)
+        if receiving is not None:
+            self._act(key, receiving, receiving.leg.cancel())
+
+    def tick(self, now_s: float) -> None:
+        """Time has passed."""
+        for key, receiving in list(self._receiving.items()):
+            self._act(key, receiving, receiving.leg.tick(now_s))
+
+    # --- connections ------------------------------------------------------------------------------------------------
+
+    async def _fetch(self, key: Key, receiving: _Receiving, delay_s: float) -> None:
+        """One connection of a leg, from its making to its end."""
+        await asyncio.sleep(delay_s)
+        leg = receiving.leg
+        try:
+            reason = await self._talk(key, receiving)
+        except (StrangerError, ProtocolError) as error:
+            if not leg.over:
+                self._station.complain(receiving.connection, str(error))
+                self._act(key, receiving, leg.rejected(str(error)))
+            reason = str(error)
+        except TimeoutError:
+            reason = "it does not answer"
+        except OSError as error:
+            reason = unreachable(error)
+        finally:
+            if receiving.connection is not None:
+                receiving.connection.socket.close()
+                receiving.connection = None
+        if not leg.over:
+            self._act(key, receiving, leg.lost(reason, time.monotonic()))
+
+    async def _talk(self, key: Key, receiving: _Receiving) -> str:
+        """Until the connection or the leg ends; returns why."""
+        station, leg = self._station, receiving.leg
+        async with asyncio.timeout(GREETING_S):
+            connection = receiving.connection = await reach(station, receiving.expect.peer)
+            await introduce(station, connection, receiving.expect.peer)
+        writer = station.spawn(connection.write_queued(station.buffers))
+        try:
+            self._act(key, receiving, leg.connected(time.monotonic()))
+            while not leg.over:
+                message = wire.decode_from_prefill(await connection.receive(wire.MAX_FRAME_BYTES))
+                if isinstance(message, Data):
+                    await self._take_pages(key, receiving, connection, message)
+                elif not leg.over:
+                    self._act(key, receiving, leg.hear(message, time.monotonic()))
+        except EOFError:
+            pass
+        finally:
+            writer.cancel()
+        return "its connection has ended"
+
+    async def _take_pages(self, key: Key, receiving: _Receiving, connection: Connection, message: Data) -> None:
+        station, leg = self._station, receiving.leg
+        count = leg.expected_pages(message)
+        if message.num_bytes != count * station.store.page_bytes:
+            raise ProtocolError("it sends another number of bytes than its pages have")
+        async with station.buffers.take() as buffer:
+            await connection.receive_into(buffer[: message.num_bytes])
+            if leg.over:
+                return
+            actions = leg.received(message, station.digests_of(buffer, count), time.monotonic())
+            self._act(key, receiving, actions, buffer)
+
+    # --- what a leg asks for ----------------------------------------------------------------------------------------
+
+    def _act(
+        self, key: Key, receiving: _Receiving, actions: Sequence[Action], buffer: memoryview | None = None
+    ) -> None:
+        station = self._station
+        for action in actions:
+            match action:
+                case Send(message):
+                    if receiving.connection is not None:
+                        receiving.connection.send(message)
+                case Connect(delay_s):
+                    receiving.task = station.spawn(self._fetch(key, receiving, delay_s))
+                case Store(first, count):
+                    assert buffer is not None, "pages are stored that did not come"
+                    own = receiving.pages[first - receiving.first :][:count]
+                    station.store.write(own, buffer[: count * station.store.page_bytes])
+                    station.counters.num_pages_received += count
+                case Close():
+                    self._drop(key, receiving)
+                case Serve():
+                    raise AssertionError("a decode leg wants to serve")
+                case _:
+                    station.counters.num_failed += isinstance(action, Failed)
+                    station.tell(key, action)
+
+    def _drop(self, key: Key, receiving: _Receiving) -> None:
+        """Its connection ends now; from here on nothing of it is stored."""
+        if self._receiving.get(key) is receiving:
+            del self._receiving[key]
+        task = receiving.task
+        if task is not None and task is not asyncio.current_task(self._station.loop):
+            task.cancel()
