@@ -157,7 +157,7 @@ impl Generator {
             return Err(GenerateError::Worker(Failure::poison()));
         }
         let search = Search { submissions: &submissions, needs: &needs, avoided: &[] };
-        let placements = self.place(&search, generation.mailbox())?;
+        let placements = self.place_newcomer(&search, generation.mailbox())?;
         self.limits.note_request(now);
         self.lock().insert(generation.id, Arc::downgrade(generation.mailbox()));
         generation.hold(placements, submissions, needs);

@@ -10,10 +10,10 @@ use std::time::Instant;
 
 use self::survival::Survival;
 use super::attempts::Attempts;
-use super::limits::{ReplayPlace, Trial};
+use super::limits::{ReplayLimits, ReplayPlace, Trial};
 use super::needs::Need;
 use super::pace::Pace;
-use super::place::Placement;
+use super::place::{Life, Placement};
 use super::retained::Retained;
 use super::{Enforced, GenerateError, GenerateSpec, Generator};
 use crate::chat::output::{Delta, OutputFold};
@@ -64,6 +64,8 @@ pub struct Choice {
     replay: Option<ReplayPlace>,
     /// Held likewise by one under which a worker died.
     trial: Option<Trial>,
+    /// The worker that died so, unless it turns out to live.
+    mourned: Option<Life>,
     /// Prompt scores that came already, and how many of them a repeated prompt brings once more.
     num_prompt_scores: usize,
     num_repeated_scores: usize,
@@ -120,6 +122,7 @@ impl Generation {
             retained: None,
             replay: None,
             trial: None,
+            mourned: None,
             num_prompt_scores: 0,
             num_repeated_scores: 0,
             pace: Pace::default(),
@@ -362,6 +365,14 @@ impl Choice {
         self.trial = None;
         if self.retained.as_mut().is_some_and(|retained| !may_resume || !retained.keep(token_ids)) {
             self.retained = None;
+        }
+    }
+
+    /// A worker was not lost to this request after all.
+    fn acquit(&mut self, worker: Life, limits: &ReplayLimits) {
+        self.attempts.acquit();
+        if let Some(retained) = &self.retained {
+            limits.retract_death(retained.fingerprint(), worker);
         }
     }
 

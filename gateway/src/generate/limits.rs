@@ -1,7 +1,7 @@
 //! What retries and replays may cost all requests together: a share of the traffic, places, memory, and workers.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,8 +17,9 @@ const MAX_REPLAYS: usize = 64;
 /// Memory for prompts and answers that may be replayed. Beyond it requests run, and end with their worker.
 const MAX_RETAINED_BYTES: u64 = 1 << 30;
 
-/// Workers that may die under one prompt before it is refused, and for how long it is.
+/// Workers that may die under one prompt alone before it is refused, and for how long it is.
 const POISON_DEATHS: usize = 2;
+const MAX_DEATHS_KEPT: usize = 8;
 const SUSPICION: Duration = Duration::from_secs(600);
 const MAX_SUSPECTS: usize = 4096;
 
@@ -30,16 +31,25 @@ pub(super) struct ReplayLimits {
     retained_bytes: AtomicU64,
     deaths: Mutex<Deaths>,
     /// Workers on which a suspect is tried.
-    trials: Mutex<Vec<Life>>,
+    trials: Mutex<Vec<(Life, Arc<AtomicBool>)>>,
+    /// As many as there are: looked at by every request, and nearly always 0.
+    num_trials: AtomicUsize,
     /// Prompts in `deaths`: looked at by every request, and nearly always 0.
     num_suspects: AtomicUsize,
 }
 
 impl ReplayLimits {
-    /// A worker died under this prompt.
-    pub(super) fn note_death(&self, prompt: u64, worker: Life, now: Instant) {
+    /// A worker died under this prompt, of which it had given no token.
+    pub(super) fn note_death(&self, prompt: u64, death: Death, now: Instant) {
         let mut deaths = self.deaths.lock().unwrap_or_else(PoisonError::into_inner);
-        deaths.note(prompt, worker, now);
+        deaths.note(prompt, death, now);
+        self.num_suspects.store(deaths.by_prompt.len(), Ordering::Relaxed);
+    }
+
+    /// The worker lives, and only its stream broke.
+    pub(super) fn retract_death(&self, prompt: u64, worker: Life) {
+        let mut deaths = self.deaths.lock().unwrap_or_else(PoisonError::into_inner);
+        deaths.retract(prompt, worker);
         self.num_suspects.store(deaths.by_prompt.len(), Ordering::Relaxed);
     }
 
@@ -74,15 +84,31 @@ impl ReplayLimits {
         Some(ReplayPlace { limits: self.clone() })
     }
 
-    /// Workers that no other suspect may be given: the next death must name the right one.
+    /// Workers that no other suspect may be given, nor newcomers where there are others: the next death must name the
+    /// right one.
     pub(super) fn trials(&self) -> Vec<Life> {
-        self.trials.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        if self.num_trials.load(Ordering::Relaxed) == 0 {
+            return Vec::new();
+        }
+        let trials = self.trials.lock().unwrap_or_else(PoisonError::into_inner);
+        trials.iter().map(|(worker, _)| *worker).collect()
+    }
+
+    /// Somebody who is no suspect was given this worker.
+    pub(super) fn spoil_trials(&self, worker: Life) {
+        let trials = self.trials.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_worker = trials.iter().filter(|(other, _)| *other == worker);
+        of_worker.for_each(|(_, is_spoilt)| is_spoilt.store(true, Ordering::Relaxed));
     }
 
     /// A suspect is tried on these workers.
     pub(super) fn begin_trial(self: &Arc<Self>, workers: Vec<Life>) -> Trial {
-        self.trials.lock().unwrap_or_else(PoisonError::into_inner).extend(&workers);
-        Trial { limits: self.clone(), workers }
+        let is_spoilt = Arc::new(AtomicBool::new(false));
+        let mut trials = self.trials.lock().unwrap_or_else(PoisonError::into_inner);
+        trials.extend(workers.iter().map(|worker| (*worker, is_spoilt.clone())));
+        self.num_trials.store(trials.len(), Ordering::Relaxed);
+        drop(trials);
+        Trial { limits: self.clone(), is_spoilt }
     }
 
     /// Takes memory; false where there is not as much left.
@@ -96,31 +122,67 @@ impl ReplayLimits {
     }
 }
 
+/// The end of a worker's life, as one of its requests saw it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Death {
+    pub worker: Life,
+    /// Whether the request was tried there, apart from other suspects.
+    pub in_trial: bool,
+}
+
 /// Workers that died under prompts which have not been answered since. Pure.
+///
+/// A worker that dies under many prompts accuses none of them. One is poison that was tried when a worker died, or under
+/// which two died that had no other.
 #[derive(Debug, Default)]
 struct Deaths {
-    by_prompt: HashMap<u64, (Vec<Life>, Instant)>,
+    by_prompt: HashMap<u64, Suspicion>,
+    /// The only prompt under which a worker died; none where there were several.
+    alone_with: HashMap<Life, (Option<u64>, Instant)>,
+}
+
+#[derive(Debug)]
+struct Suspicion {
+    workers: Vec<Life>,
+    died_in_trial: Option<Life>,
+    since: Instant,
 }
 
 impl Deaths {
-    fn note(&mut self, prompt: u64, worker: Life, now: Instant) {
-        self.by_prompt.retain(|_, (_, since)| now.saturating_duration_since(*since) < SUSPICION);
+    fn note(&mut self, prompt: u64, death: Death, now: Instant) {
+        let is_fresh = |since: Instant| now.saturating_duration_since(since) < SUSPICION;
+        self.by_prompt.retain(|_, suspicion| is_fresh(suspicion.since));
+        self.alone_with.retain(|_, (_, since)| is_fresh(*since));
+        let (alone_with, _) = self.alone_with.entry(death.worker).or_insert((Some(prompt), now));
+        *alone_with = alone_with.filter(|&other| other == prompt);
         if self.by_prompt.len() >= MAX_SUSPECTS && !self.by_prompt.contains_key(&prompt) {
             return;
         }
-        let (workers, since) = self.by_prompt.entry(prompt).or_insert_with(|| (Vec::new(), now));
-        *since = now;
+        let new = || Suspicion { workers: Vec::new(), died_in_trial: None, since: now };
+        let suspicion = self.by_prompt.entry(prompt).or_insert_with(new);
+        suspicion.since = now;
+        suspicion.died_in_trial = death.in_trial.then_some(death.worker).or(suspicion.died_in_trial);
         // Many requests of one prompt may die with one worker.
-        if workers.len() < POISON_DEATHS && !workers.contains(&worker) {
-            workers.push(worker);
+        if suspicion.workers.len() < MAX_DEATHS_KEPT && !suspicion.workers.contains(&death.worker) {
+            suspicion.workers.push(death.worker);
+        }
+    }
+
+    fn retract(&mut self, prompt: u64, worker: Life) {
+        let Some(suspicion) = self.by_prompt.get_mut(&prompt) else { return };
+        suspicion.workers.retain(|&other| other != worker);
+        suspicion.died_in_trial.take_if(|other| *other == worker);
+        if suspicion.workers.is_empty() {
+            self.by_prompt.remove(&prompt);
         }
     }
 
     fn is_poison(&self, prompt: u64, now: Instant) -> bool {
-        let of_prompt = self.by_prompt.get(&prompt);
-        of_prompt.is_some_and(|(workers, since)| {
-            workers.len() >= POISON_DEATHS && now.saturating_duration_since(*since) < SUSPICION
-        })
+        let Some(suspicion) = self.by_prompt.get(&prompt) else { return false };
+        let was_alone = |worker: &&Life| self.alone_with.get(worker).is_some_and(|(alone, _)| *alone == Some(prompt));
+        now.saturating_duration_since(suspicion.since) < SUSPICION
+            && (suspicion.died_in_trial.is_some()
+                || suspicion.workers.iter().filter(was_alone).count() >= POISON_DEATHS)
     }
 }
 
@@ -140,17 +202,21 @@ impl Drop for ReplayPlace {
 #[derive(Debug)]
 pub(super) struct Trial {
     limits: Arc<ReplayLimits>,
-    workers: Vec<Life>,
+    is_spoilt: Arc<AtomicBool>,
+}
+
+impl Trial {
+    /// Whether it tells nothing, because newcomers were given its workers.
+    pub(super) fn is_spoilt(&self) -> bool {
+        self.is_spoilt.load(Ordering::Relaxed)
+    }
 }
 
 impl Drop for Trial {
     fn drop(&mut self) {
         let mut trials = self.limits.trials.lock().unwrap_or_else(PoisonError::into_inner);
-        for worker in &self.workers {
-            if let Some(place) = trials.iter().position(|life| life == worker) {
-                trials.swap_remove(place);
-            }
-        }
+        trials.retain(|(_, of_trial)| !Arc::ptr_eq(of_trial, &self.is_spoilt));
+        self.limits.num_trials.store(trials.len(), Ordering::Relaxed);
     }
 }
 
@@ -207,17 +273,48 @@ mod tests {
         assert_eq!(granted(&mut budget, now + WINDOW * 9), 11);
     }
 
+    fn death(worker: u64, in_trial: bool) -> Death {
+        Death { worker: (0, worker), in_trial }
+    }
+
     #[test]
-    fn a_prompt_under_which_two_workers_died_is_poison_until_it_is_answered() {
+    fn a_prompt_under_which_alone_two_workers_died_is_poison_until_it_is_answered() {
         let (limits, now) = (ReplayLimits::default(), Instant::now());
-        limits.note_death(7, (0, 1), now);
-        limits.note_death(7, (0, 1), now);
+        limits.note_death(7, death(1, false), now);
+        limits.note_death(7, death(1, false), now);
         assert!(!limits.is_poison(|| 7, now), "one worker died, under two requests");
-        limits.note_death(7, (0, 2), now);
+        limits.note_death(7, death(2, false), now);
         assert!(limits.is_poison(|| 7, now) && !limits.is_poison(|| 8, now));
         assert!(!limits.is_poison(|| 7, now + SUSPICION));
         limits.absolve(|| 7);
         assert!(!limits.is_poison(|| 7, now));
+    }
+
+    #[test]
+    fn workers_that_die_under_many_prompts_accuse_none() {
+        let (limits, now) = (ReplayLimits::default(), Instant::now());
+        for worker in 0..6 {
+            (0..20).for_each(|prompt| limits.note_death(prompt, death(worker, false), now));
+        }
+        assert!((0..20).all(|prompt| !limits.is_poison(|| prompt, now)));
+        limits.note_death(3, death(6, true), now);
+        let poison: Vec<u64> = (0..20).filter(|&prompt| limits.is_poison(|| prompt, now)).collect();
+        assert_eq!(poison, [3], "it was tried apart from the others");
+        limits.retract_death(3, (0, 6));
+        assert!(!limits.is_poison(|| 3, now), "the worker lives");
+    }
+
+    #[test]
+    fn a_trial_is_spoilt_by_a_newcomer_at_one_of_its_workers() {
+        let limits = Arc::new(ReplayLimits::default());
+        let (one, other) = (limits.begin_trial(vec![(0, 1), (2, 1)]), limits.begin_trial(vec![(1, 1)]));
+        assert_eq!(limits.trials(), [(0, 1), (2, 1), (1, 1)]);
+        limits.spoil_trials((2, 1));
+        assert!(one.is_spoilt() && !other.is_spoilt());
+        drop(one);
+        assert_eq!(limits.trials(), [(1, 1)]);
+        drop(other);
+        assert!(limits.trials().is_empty());
     }
 
     #[test]

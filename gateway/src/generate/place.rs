@@ -162,6 +162,48 @@ impl Generator {
         self.pool.slots().iter().any(|slot| may_come(slot.condition()))
     }
 
+    /// Submits what nobody suspects: away from workers on which suspects are tried, where there are others.
+    ///
+    /// # Errors
+    /// As `place`.
+    pub(super) fn place_newcomer(
+        &self,
+        search: &Search<'_>,
+        mailbox: &Arc<Mailbox>,
+    ) -> Result<Vec<Placement>, GenerateError> {
+        let trials = self.limits.trials();
+        if trials.is_empty() {
+            return self.place(search, mailbox);
+        }
+        if let Ok(placed) = self.place(&Search { avoided: &trials, ..*search }, mailbox) {
+            return Ok(placed);
+        }
+        let placed = self.place(search, mailbox)?;
+        placed.iter().for_each(|placement| self.spoil_trials(placement));
+        Ok(placed)
+    }
+
+    /// A death at these workers says nothing of a suspect any more.
+    pub(super) fn spoil_trials(&self, placement: &Placement) {
+        let workers = std::iter::once(&placement.worker).chain(&placement.prefill_worker);
+        workers.for_each(|worker| self.limits.spoil_trials(life(worker)));
+    }
+
+    /// Whether one more trial leaves workers of each role to everybody else.
+    pub(super) fn has_room_for_trial(&self, trials: &[Life]) -> bool {
+        let ready = self.pool.ready();
+        [Role::Unified, Role::Prefill, Role::Decode].into_iter().all(|role| {
+            let of_role = ready.iter().filter(|worker| worker.info.role == role);
+            let num_free = of_role.clone().filter(|worker| !trials.contains(&life(worker))).count();
+            num_free != 1 || of_role.count() == 1
+        })
+    }
+
+    /// Whether this life of a worker goes on, as far as is known.
+    pub(super) fn is_alive(&self, worker: Life) -> bool {
+        self.pool.ready().iter().any(|ready| life(ready) == worker)
+    }
+
     /// Whether a worker that is ready can go on after tokens that another one gave.
     pub(super) fn can_resume(&self) -> bool {
         self.pool.ready().iter().any(|worker| worker.info.has_feature(RESUME))

@@ -61,6 +61,8 @@ pub enum Act {
     Malformed,
     /// Ends the stream.
     Close,
+    /// Ends the stream as the end of the process would: who connects next finds another life.
+    Die,
 }
 
 /// What the worker saw.
@@ -368,7 +370,15 @@ fn receive(state: &Arc<State>, stream: &Arc<Outgoing>, frame: wire::GatewayFrame
         state.num_submits.fetch_add(1, Ordering::Relaxed);
         see(Seen::Submit(Box::new(submit)));
         let (playing, script) = (stream.clone(), acts);
-        let task = tokio::spawn(async move { playing.play(key, script).await });
+        let life = state.clone();
+        let task = tokio::spawn(async move {
+            let dies = matches!(script.last(), Some(Act::Die));
+            playing.play(key, script).await;
+            if dies {
+                life.info.lock().unwrap().boot_epoch = rand::random();
+                playing.closed.send_replace(true);
+            }
+        });
         stream.running.lock().unwrap().insert(key, task.abort_handle());
         let (stream, done) = (stream.clone(), task);
         tokio::spawn(async move {
@@ -425,6 +435,8 @@ impl Outgoing {
                 Act::Close => {
                     self.closed.send_replace(true);
                 }
+                // The last act; whoever plays it changes the life first.
+                Act::Die => {}
             }
         }
     }

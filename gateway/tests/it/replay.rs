@@ -139,7 +139,7 @@ async fn a_full_queue_is_an_answer_and_is_not_tried_elsewhere() {
 #[tokio::test]
 async fn a_request_that_kills_its_workers_is_refused_after_the_second() {
     let deadly = |submit: &wire::Submit| match submit.prompt_token_ids == ids("poison") {
-        true => vec![Act::Wait(Duration::from_millis(10)), Act::Close],
+        true => vec![Act::Wait(Duration::from_millis(10)), Act::Die],
         false => say("Yes."),
     };
     let workers = [
@@ -147,7 +147,6 @@ async fn a_request_that_kills_its_workers_is_refused_after_the_second() {
         FakeWorker::start_as(Role::Unified, deadly).await,
         FakeWorker::start_as(Role::Unified, deadly).await,
     ];
-    // Each life of a real worker has an epoch of its own, and so have these three.
     let gateway = in_front_of(&[&workers[0], &workers[1], &workers[2]]).await;
     for _ in 0..5 {
         let reply = gateway.post(COMPLETIONS, &json!({"prompt": "poison"})).await;
@@ -158,6 +157,22 @@ async fn a_request_that_kills_its_workers_is_refused_after_the_second() {
     assert_eq!(workers.iter().map(num_submits).sum::<usize>(), 2);
     let answer = gateway.ask(CHAT, &hello(&json!({}))).await;
     assert_eq!(answer["choices"][0]["message"]["content"], "Yes.");
+}
+
+#[tokio::test]
+async fn a_request_whose_streams_break_is_not_called_the_cause() {
+    let count = Arc::new(AtomicUsize::new(0));
+    let breaking = |count: Arc<AtomicUsize>| {
+        move |_: &wire::Submit| match count.fetch_add(1, Ordering::Relaxed) {
+            0..3 => vec![Act::Close],
+            _ => say("Yes."),
+        }
+    };
+    let workers = [FakeWorker::start(breaking(count.clone())).await, FakeWorker::start(breaking(count)).await];
+    let gateway = in_front_of(&[&workers[0], &workers[1]]).await;
+    let answer = gateway.ask(CHAT, &hello(&json!({}))).await;
+    assert_eq!(answer["choices"][0]["message"]["content"], "Yes.");
+    assert_eq!(workers.iter().map(FakeWorker::num_submits).sum::<usize>(), 4);
 }
 
 #[tokio::test]

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use super::{Attempts, MAX_DEATHS, MAX_DEATHS_IN_VAIN, MAX_TRIES_IN_VAIN, Verdict};
-use crate::generate::limits::ReplayLimits;
+use super::{Attempts, Failed, MAX_DEATHS, MAX_DEATHS_IN_COMPANY, MAX_TRIES_IN_VAIN, Verdict};
+use crate::generate::limits::{ReplayLimits, Trial};
 use crate::route::cost::CostModel;
 use crate::route::policy::Policy;
 use crate::route::{Candidate, RouteRequest, Router};
@@ -66,6 +66,7 @@ struct Request {
     num_tokens_before: usize,
     pair: Option<(usize, usize)>,
     waits: bool,
+    trial: Option<Trial>,
     ends: u32,
 }
 
@@ -73,26 +74,33 @@ struct World {
     random: StdRng,
     now: Instant,
     router: Router,
-    limits: ReplayLimits,
+    limits: Arc<ReplayLimits>,
     /// Prefill workers, then decode workers.
     workers: Vec<Worker>,
     num_prefills: usize,
     requests: Vec<Request>,
     retries: u32,
+    /// Requests that were refused as the cause of deaths.
+    num_accused: u32,
 }
 
 impl World {
     fn new(seed: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let (num_prefills, num_decodes) = (random.random_range(1..4), random.random_range(1..4));
+        Self::of(num_prefills, num_decodes, random)
+    }
+
+    fn of(num_prefills: usize, num_decodes: usize, random: StdRng) -> Self {
         Self {
             now: Instant::now(),
             router: Router::new(Policy::CacheAware, Arc::default()),
-            limits: ReplayLimits::default(),
+            limits: Arc::default(),
             workers: (0..num_prefills + num_decodes).map(|_| Worker::default()).collect(),
             num_prefills,
             requests: Vec::new(),
             retries: 0,
+            num_accused: 0,
             random,
         }
     }
@@ -115,12 +123,20 @@ impl World {
     fn step(&mut self) {
         match self.random.random_range(0..100) {
             0..6 if self.requests.len() < NUM_REQUESTS => self.arrive(),
-            6..8 => self.die(),
+            6..8 => {
+                let number = self.random.random_range(0..self.workers.len());
+                self.die(number);
+            }
             8..9 => self.refuse(),
             9..10 => self.leave(),
             10..50 => self.compute(),
             _ => self.deliver(),
         }
+        self.look_after();
+    }
+
+    /// Workers come back, and requests that wait find one.
+    fn look_after(&mut self) {
         for worker in &mut self.workers {
             worker.down_until = worker.down_until.filter(|until| *until > self.now);
         }
@@ -145,14 +161,25 @@ impl World {
             num_tokens_before: 0,
             pair: None,
             waits: true,
+            trial: None,
             ends: 0,
         });
     }
 
     fn place(&mut self, index: usize) {
-        let up = |worker: &Worker| worker.down_until.is_none();
+        let attempts = self.requests[index].attempts;
+        if !attempts.has_rested(self.now) {
+            return;
+        }
+        if attempts.is_condemned() {
+            self.num_accused += 1;
+            return self.end(index);
+        }
+        let trials = if attempts.is_suspect() { self.limits.trials() } else { Vec::new() };
+        let life = |number: usize| (u16::try_from(number).unwrap(), 0);
+        let up = |number: usize| self.workers[number].down_until.is_none() && !trials.contains(&life(number));
         let candidates = |range: std::ops::Range<usize>| -> Vec<Candidate> {
-            let up: Vec<usize> = range.filter(|&number| up(&self.workers[number])).collect();
+            let up: Vec<usize> = range.filter(|&number| up(number)).collect();
             let good = up.iter().copied().filter(|&number| self.workers[number].breaker.allows(self.now));
             let good: Vec<usize> = good.collect();
             let chosen = if good.is_empty() { up } else { good };
@@ -164,7 +191,12 @@ impl World {
         let route = RouteRequest { prompt: &prompt, cache_salt: "", page_size_tokens: 64, cost: CostModel::SPARSE };
         let Some(pair) = self.router.choose_pair(&route, &prefills, &decodes) else { return };
         let pair = (usize::from(prefills[pair.prefill].worker), usize::from(decodes[pair.decode].worker));
+        let trial = attempts.is_suspect().then(|| self.limits.begin_trial(vec![life(pair.0), life(pair.1)]));
         let request = &mut self.requests[index];
+        request.trial = trial;
+        if !attempts.is_suspect() {
+            [pair.0, pair.1].into_iter().for_each(|number| self.limits.spoil_trials(life(number)));
+        }
         let leg = |is_prefill_leg| Leg {
             request: index,
             origin: Origin { attempt: request.attempts.current, is_prefill_leg },
@@ -181,6 +213,7 @@ impl World {
 
     /// What dropping a placement does.
     fn release(&mut self, index: usize) -> Option<(usize, usize)> {
+        self.requests[index].trial = None;
         let pair = self.requests[index].pair.take()?;
         for number in [pair.0, pair.1] {
             self.workers[number].legs.retain(|leg| leg.request != index);
@@ -210,8 +243,7 @@ impl World {
         worker.stream.push_back(row);
     }
 
-    fn die(&mut self) {
-        let number = self.random.random_range(0..self.workers.len());
+    fn die(&mut self, number: usize) {
         let kept = self.random.random_range(0..=self.workers[number].stream.len());
         let worker = &mut self.workers[number];
         // The end of the stream is lost with the worker, ends of requests included.
@@ -257,6 +289,10 @@ impl World {
 
     fn deliver(&mut self) {
         let number = self.random.random_range(0..self.workers.len());
+        self.deliver_from(number);
+    }
+
+    fn deliver_from(&mut self, number: usize) {
         let Some((index, origin, news)) = self.workers[number].stream.pop_front() else { return };
         let request = &mut self.requests[index];
         if request.ends > 0 || request.pair.is_none() || !request.attempts.hears(origin) {
@@ -266,6 +302,7 @@ impl World {
             News::Token(id) => {
                 assert_eq!(id, token(index, request.given.len()), "every token comes once, in order");
                 request.given.push(id);
+                request.trial = None;
             }
             News::HandedOver => self.workers[number].breaker.succeeded(),
             News::Last => {
@@ -280,7 +317,14 @@ impl World {
 
     fn fail(&mut self, index: usize, number: usize, is_prefill_leg: bool, kind: FailureKind) {
         let request = &mut self.requests[index];
-        let verdict = request.attempts.fail(kind, is_prefill_leg, u32::try_from(request.given.len()).unwrap(), true);
+        let failed = Failed {
+            kind,
+            in_prefill_leg: is_prefill_leg,
+            num_tokens: u32::try_from(request.given.len()).unwrap(),
+            can_resume: true,
+            in_trial: request.trial.as_ref().is_some_and(|trial| !trial.is_spoilt()),
+        };
+        let verdict = request.attempts.fail(failed, self.now);
         if verdict == Verdict::GoOn {
             return;
         }
@@ -292,7 +336,7 @@ impl World {
         }
         request.num_tokens_before = request.given.len();
         request.deaths += u32::from(kind == FailureKind::Lost);
-        assert!(request.deaths <= MAX_DEATHS && request.deaths_in_vain <= MAX_DEATHS_IN_VAIN);
+        assert!(request.deaths <= MAX_DEATHS && request.deaths_in_vain <= MAX_DEATHS_IN_COMPANY);
         assert!(request.tries_in_vain <= MAX_TRIES_IN_VAIN);
         let pair = self.release(index);
         let blamed = if kind == FailureKind::PeerFailed { pair.unwrap().0 } else { number };
@@ -302,7 +346,7 @@ impl World {
         let goes_on = match verdict {
             Verdict::Replay => true,
             Verdict::Retry => self.limits.take_retry(self.now),
-            Verdict::Fail | Verdict::Poison | Verdict::GoOn => false,
+            Verdict::Fail | Verdict::GoOn => false,
         };
         self.retries += u32::from(goes_on && verdict == Verdict::Retry);
         if goes_on {
@@ -318,6 +362,32 @@ fn no_schedule_of_faults_loses_repeats_or_mixes_a_token() {
     let asked = std::env::var("BALEEN_SIMULATION_SEEDS").ok().and_then(|count| count.parse().ok());
     for seed in 0..asked.unwrap_or(SEEDS) {
         let outcome = std::panic::catch_unwind(|| World::new(seed).run());
+        assert!(outcome.is_ok(), "seed {seed}");
+    }
+}
+
+/// Both prefill workers are killed within a second, with requests on them and more to come.
+fn kill_a_whole_role(seed: u64) {
+    let mut world = World::of(2, 2, StdRng::seed_from_u64(seed));
+    (0..NUM_REQUESTS / 2).for_each(|_| world.arrive());
+    world.look_after();
+    for number in [0, 1] {
+        world.die(number);
+        // The rows of all that died with it, then the next one dies within the second.
+        for _ in 0..NUM_REQUESTS {
+            world.deliver_from(number);
+        }
+        world.now += Duration::from_millis(world.random.random_range(1..900));
+        world.look_after();
+    }
+    assert_eq!(world.num_accused, 0, "a request was called the cause");
+    world.run();
+}
+
+#[test]
+fn killing_a_whole_role_accuses_no_request() {
+    for seed in 0..SEEDS / 5 {
+        let outcome = std::panic::catch_unwind(|| kill_a_whole_role(seed));
         assert!(outcome.is_ok(), "seed {seed}");
     }
 }

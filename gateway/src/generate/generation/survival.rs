@@ -13,7 +13,8 @@ use tracing::{debug, info};
 
 use super::Generation;
 use crate::generate::GenerateError;
-use crate::generate::attempts::Verdict;
+use crate::generate::attempts::{Failed, Verdict};
+use crate::generate::limits::Death;
 use crate::generate::needs::Need;
 use crate::generate::place::{Life, Search, life};
 use crate::worker::{Failure, FailureKind, RESUME};
@@ -72,7 +73,9 @@ impl Generation {
         let others_resume =
             || self.survival.keeps_tokens && (blamed.info.has_feature(RESUME) || self.generator.can_resume());
         let can_resume = choice.retained.is_some() && others_resume();
-        let verdict = match choice.attempts.fail(failure.kind, is_prefill_leg, num_tokens, can_resume) {
+        let in_trial = choice.trial.as_ref().is_some_and(|trial| !trial.is_spoilt());
+        let failed = Failed { kind: failure.kind, in_prefill_leg: is_prefill_leg, num_tokens, can_resume, in_trial };
+        let verdict = match choice.attempts.fail(failed, now) {
             // Without what was submitted there is nothing to submit again.
             Verdict::Retry | Verdict::Replay if choice.retained.is_none() => Verdict::Fail,
             verdict => verdict,
@@ -88,11 +91,12 @@ impl Generation {
             && choice.attempts.is_suspect()
             && let Some(retained) = &choice.retained
         {
-            self.generator.limits.note_death(retained.fingerprint(), life(&blamed), now);
+            let death = Death { worker: life(&blamed), in_trial };
+            choice.mourned = Some(death.worker);
+            self.generator.limits.note_death(retained.fingerprint(), death, now);
         }
         let may_go_on = match verdict {
             Verdict::Fail | Verdict::GoOn => false,
-            Verdict::Poison => return Err(Failure::poison()),
             Verdict::Retry => self.generator.limits.take_retry(now),
             Verdict::Replay => true,
         };
@@ -111,7 +115,10 @@ impl Generation {
         loop {
             let Some((failure, since)) = &self.survival.failure else { return Poll::Pending };
             let (is_late, kind) = (since.elapsed() >= PATIENCE, failure.kind);
-            let is_hopeless = self.take_up_stranded(kind);
+            let is_hopeless = match self.take_up_stranded(kind) {
+                Ok(is_hopeless) => is_hopeless,
+                Err(failure) => return Poll::Ready(self.explain(failure)),
+            };
             if self.survival.stranded.is_empty() {
                 self.survival.failure = None;
                 self.survival.nap = None;
@@ -129,13 +136,26 @@ impl Generation {
     }
 
     /// Submits stranded choices where there is a worker for them. True where one has none, and none is to come.
-    fn take_up_stranded(&mut self, kind: FailureKind) -> bool {
+    ///
+    /// # Errors
+    /// Workers died of the request.
+    fn take_up_stranded(&mut self, kind: FailureKind) -> Result<bool, Failure> {
         if self.generator.pool.is_stopped() {
-            return true;
+            return Ok(true);
         }
-        let mut is_hopeless = false;
+        let (mut is_hopeless, now) = (false, Instant::now());
         for index in std::mem::take(&mut self.survival.stranded) {
             let choice = &mut self.choices[index];
+            if !choice.attempts.has_rested(now) {
+                self.survival.stranded.push(index);
+                continue;
+            }
+            if let Some(worker) = choice.mourned.take_if(|worker| self.generator.is_alive(*worker)) {
+                choice.acquit(worker, &self.generator.limits);
+            }
+            if choice.attempts.is_condemned() {
+                return Err(Failure::poison());
+            }
             if choice.num_tokens > 0 && choice.replay.is_none() {
                 choice.replay = self.generator.limits.begin_replay();
                 if choice.replay.is_none() {
@@ -144,14 +164,15 @@ impl Generation {
                 }
             }
             let trials = if choice.attempts.is_suspect() { self.generator.limits.trials() } else { Vec::new() };
-            if !self.take_up(index, kind, &trials) {
+            let has_room = trials.is_empty() || self.generator.has_room_for_trial(&trials);
+            if !has_room || !self.take_up(index, kind, &trials) {
                 self.survival.stranded.push(index);
                 // A worker on which another suspect is tried is free again soon.
                 let may_come = !trials.is_empty() || self.generator.may_come();
                 is_hopeless |= kind == FailureKind::Unavailable || !may_come;
             }
         }
-        is_hopeless
+        Ok(is_hopeless)
     }
 
     /// Submits a choice anew; false where no worker takes it. Never to workers in `trials`.
@@ -172,9 +193,13 @@ impl Generation {
         let counter = if num_tokens > 0 { &metrics.replays } else { &metrics.retries };
         counter.increment(1);
         choice.num_repeated_scores = if num_tokens > 0 { 0 } else { choice.num_prompt_scores };
-        if choice.attempts.is_suspect() {
+        let is_suspect = choice.attempts.is_suspect();
+        if is_suspect {
             let workers = std::iter::once(&placement.worker).chain(&placement.prefill_worker);
             choice.trial = Some(self.generator.limits.begin_trial(workers.map(|worker| life(worker)).collect()));
+        }
+        if !is_suspect {
+            self.generator.spoil_trials(&placement);
         }
         choice.placement = Some(placement);
         true

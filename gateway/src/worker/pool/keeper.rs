@@ -14,7 +14,8 @@ use crate::worker::client::{Inbound, Link};
 use crate::worker::{Failure, WorkerInfo};
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
-const MAX_BACKOFF: Duration = Duration::from_secs(2);
+/// A worker that is ready again is not to wait for long: a second at most, with the greeting and its first answer.
+const MAX_BACKOFF: Duration = Duration::from_millis(500);
 
 /// The task behind one slot.
 pub(super) struct Keeper {
