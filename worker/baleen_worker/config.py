@@ -42,6 +42,7 @@ class DisaggregationConfig:
     """A worker that serves one half of requests.
 
     `prefills`: it computes prompts, and serves their pages on `port` of `host` (0: any); else it generates answers.
+    `advertised`: host:port at which decode workers reach that port, where it is another one.
     `key_file` holds what both halves know and nobody else; None: only this host can connect.
     `progress_s`: how long a silent peer is waited for; `lease_s`: how long pages are held for one.
     """
@@ -52,6 +53,7 @@ class DisaggregationConfig:
     key_file: Path | None = None
     progress_s: float = 10.0
     lease_s: float = 30.0
+    advertised: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

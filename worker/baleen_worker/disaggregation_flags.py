@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from baleen_worker.config import ConfigError, DisaggregationConfig
-from baleen_worker.flag_values import integer, number
+from baleen_worker.flag_values import host_and_port, integer, number
 
 if TYPE_CHECKING:
     import argparse
@@ -22,7 +22,7 @@ _OF_BOTH = (
     "disaggregation_progress_s",
     "disaggregation_lease_s",
 )
-_OF_PREFILL = ("disaggregation_bootstrap_port", "disaggregation_host")
+_OF_PREFILL = ("disaggregation_bootstrap_port", "disaggregation_host", "disaggregation_advertise_address")
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,13 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         metavar="PORT",
         help="where a prefill worker serves pages, 0 for a free port (default 8998)",
     )
-    add("--disaggregation-host", metavar="ADDRESS", help="address of that port, as decode workers reach it")
+    add("--disaggregation-host", metavar="ADDRESS", help="address of that port on this machine (default --host)")
+    add(
+        "--disaggregation-advertise-address",
+        type=host_and_port,
+        metavar="HOST:PORT",
+        help="where decode workers reach that port, if address translation or a proxy is between (default: there)",
+    )
     add(
         "--disaggregation-key-file",
         type=Path,
@@ -78,11 +84,12 @@ def chosen(values: dict[str, Any]) -> DisaggregationConfig | None:
     if key_file is not None:
         read_key(key_file)
     if mode == "prefill":
-        _check_host(host, key_file)
+        _check_host(host, key_file, is_advertised=values["disaggregation_advertise_address"] is not None)
     given = {
         "port": values["disaggregation_bootstrap_port"],
         "progress_s": values["disaggregation_progress_s"],
         "lease_s": values["disaggregation_lease_s"],
+        "advertised": values["disaggregation_advertise_address"],
     }
     given = {name: value for name, value in given.items() if value is not None}
     return DisaggregationConfig(prefills=mode == "prefill", host=host, key_file=key_file, **given)
@@ -112,15 +119,16 @@ def _refuse_idle(values: dict[str, Any], mode: str) -> None:
     raise ConfigError(f"{flag} has no effect without --disaggregation-mode {needed}: add that, or leave it out")
 
 
-def _check_host(host: str, key_file: Path | None) -> None:
+def _check_host(host: str, key_file: Path | None, *, is_advertised: bool) -> None:
     try:
         address = ipaddress.ip_address(socket.getaddrinfo(host, 0)[0][4][0])
     except OSError:
         raise ConfigError(f"--disaggregation-host {host} is no address of this machine: name one") from None
-    if address.is_unspecified:
+    if address.is_unspecified and not is_advertised:
         raise ConfigError(
             f"pages are served on {host}, which is nothing that decode workers could be told to connect to: "
-            "name one address of this machine with --disaggregation-host"
+            "name one address of this machine with --disaggregation-host, or the one that decode workers reach with "
+            "--disaggregation-advertise-address"
         )
     if not address.is_loopback and key_file is None:
         raise ConfigError(

@@ -31,6 +31,14 @@ def integer(minimum: int, maximum: int | None = None) -> Any:
     return convert
 
 
+def host_and_port(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    is_bare_ipv6 = ":" in host and not (host.startswith("[") and host.endswith("]"))
+    if not host or is_bare_ipv6 or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form HOST:PORT")
+    return text
+
+
 def json_object(text: str) -> str:
     try:
         value = json.loads(text)

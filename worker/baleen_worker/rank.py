@@ -103,13 +103,20 @@ def start_engine(assignment: Assignment, end: End, *, inbox: Sequence[int] = ())
             kv_bytes=built.kv_bytes,
             load_seconds=time.monotonic() - started_s,
             features=built.features,
-            transfer_address=None if transfer is None else transfer.address,
+            transfer_address=_advertised(config, transfer),
         )
     )
     overlaps = built.computes_beside and not config.disable_overlap_schedule
     depth = 2 if overlaps else 1
     room = _grammar_room(assignment)
     return Engine(scheduler, built.runner, end, end, depth=depth, room=room, transfer=transfer)
+
+
+def _advertised(config: WorkerConfig, transfer: TcpTransfer | None) -> str | None:
+    """Where decode workers are told to read pages, if any are to be read here."""
+    if transfer is None or transfer.address is None or config.disaggregation is None:
+        return None
+    return config.disaggregation.advertised or transfer.address
 
 
 def _transfer(assignment: Assignment, built: BuiltRunner, pages: PagePool, inbox: Sequence[int]) -> TcpTransfer | None:

@@ -138,10 +138,27 @@ def test_pages_are_served_beyond_this_host_to_those_who_know_a_secret_alone(tmp_
         assert "name one address" in refusal(*prefill, wild, "--disaggregation-key-file", str(key))
 
 
+def test_pages_may_be_reached_at_another_address_than_they_are_served_on(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("0123456789abcdef\n")
+    prefill = [str(tmp_path), "--disaggregation-mode", "prefill"]
+    advertise = "--disaggregation-advertise-address"
+    for address in ("pages.example:9000", "[fd00::1]:9000", "127.0.0.1:1"):
+        config = parse([*prefill, advertise, address]).worker.disaggregation
+        assert config == DisaggregationConfig(prefills=True, advertised=address)
+    everywhere = [*prefill, "--disaggregation-host", "0.0.0.0", advertise, "10.1.2.3:9000"]
+    assert "--disaggregation-key-file" in refusal(*everywhere)
+    config = parse([*everywhere, "--disaggregation-key-file", str(key)]).worker.disaggregation
+    assert config == DisaggregationConfig(prefills=True, host="0.0.0.0", key_file=key, advertised="10.1.2.3:9000")
+    for wrong in ("9000", ":9000", "host:", "host:0", "host:65536", "host:http", "fd00::1:9000"):
+        assert "HOST:PORT" in refusal(*prefill, advertise, wrong)
+
+
 def test_a_decode_worker_has_no_port_and_no_host_tier(tmp_path: Path) -> None:
     decode = [str(tmp_path), "--disaggregation-mode", "decode"]
     assert "no effect" in refusal(*decode, "--disaggregation-bootstrap-port", "0")
     assert "no effect" in refusal(*decode, "--disaggregation-host", "127.0.0.1")
+    assert "no effect" in refusal(*decode, "--disaggregation-advertise-address", "127.0.0.1:1")
     assert "between steps" in refusal(*decode, "--enable-hierarchical-cache")
 
 
