@@ -13,6 +13,7 @@ PORT ?= 8000
 MODEL ?=
 ARGS ?=
 SEEDS ?= 20
+JOBS ?= 1
 
 export CARGO_TARGET_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/baleen/target
 export BALEEN_CARGO_PROFILE ?= ci
@@ -76,8 +77,8 @@ test-all: setup ## run every test
 e2e: setup ## run the end-to-end tests, slow ones included
 	@$(VENV)/python tests/run.py --all e2e
 
-chaos: setup ## break a living stack in every way, SEEDS (20) times each; goes on where it was stopped
-	@PYTHONPATH=tests $(VENV)/python -m chaos.run --seeds $(SEEDS) --keep .venv/chaos; \
+chaos: setup ## break living stacks in every way, SEEDS (20) times each, JOBS (1) at a time; goes on where it was stopped
+	@PYTHONPATH=tests $(VENV)/python -m chaos.run --seeds $(SEEDS) --jobs $(JOBS) --keep .venv/chaos; \
 		$(VENV)/python bench/chaos_report.py .venv/chaos
 
 lint: $(DEPENDENCIES) ## check style, types, spelling, generated code and the README's tree

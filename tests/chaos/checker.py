@@ -35,6 +35,8 @@ def judge(records: list[Record], *, slack: float = 1.0) -> list[str]:
         *_judge_requests(head, by_kind.get("asked", []), by_kind.get("ended", [])),
         *_judge_recovery(head["recover_s"] * slack, by_kind.get("healed", []), by_kind.get("recovered", [])),
         *_judge_rest(by_kind.get("at rest", [])),
+        *(f"the schedule went astray: {record['message']}" for record in by_kind.get("astray", [])),
+        *(f"no worker counted {record['counter']}" for record in by_kind.get("counted", []) if record["count"] <= 0),
     ]
 
 

@@ -43,12 +43,20 @@ class Crowd:
 
     async def ask(self, http: httpx.AsyncClient, g: random.Random) -> bool:
         """One streamed answer; whether it came whole."""
-        self._num_asked += 1
-        number = self._num_asked
         family = random.Random(g.randrange(NUM_FAMILIES))
         shared = [family.randrange(3, VOCAB_SIZE) for _ in range(g.randrange(MAX_PROMPT))]
         prompt = [*shared, *(g.randrange(3, VOCAB_SIZE) for _ in range(g.randrange(1, 70)))]
-        num_tokens = g.randrange(1, 120)
+        return await self._ask(http, prompt, g.randrange(1, 120))
+
+    async def ask_for(self, prompt_tokens: int, max_tokens: int, g: random.Random) -> bool:
+        """One streamed answer beside those of the clients, as long as is wished."""
+        prompt = [g.randrange(3, VOCAB_SIZE) for _ in range(prompt_tokens)]
+        async with httpx.AsyncClient(base_url=self._url, timeout=None) as http:
+            return await self._ask(http, prompt, max_tokens)
+
+    async def _ask(self, http: httpx.AsyncClient, prompt: list[int], num_tokens: int) -> bool:
+        self._num_asked += 1
+        number = self._num_asked
         self._ledger.write("asked", request=number, prompt=prompt, max_tokens=num_tokens)
         body = {
             "model": "micro",

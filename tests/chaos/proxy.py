@@ -40,6 +40,7 @@ class FaultProxy:
         self.target = target
         self.port = 0
         self.there, self.back = Direction(), Direction()
+        self.refuses = False
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -65,6 +66,7 @@ class FaultProxy:
 
     def heal(self) -> None:
         """Every fault is over."""
+        self.refuses = False
         for direction in (self.there, self.back):
             direction.open.set()
             direction.delay_s = direction.bytes_per_s = 0.0
@@ -93,6 +95,8 @@ class FaultProxy:
         self._writers.add(writer)
         onward: asyncio.StreamWriter | None = None
         try:
+            if self.refuses:
+                return
             answers, onward = await asyncio.open_connection("127.0.0.1", self.target)
             self._writers.add(onward)
             pumps = self._pump(reader, onward, self.there), self._pump(answers, writer, self.back)

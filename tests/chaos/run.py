@@ -2,6 +2,7 @@
 
     python -m chaos.run --seeds 2 --keep FOLDER        every row twice; what FOLDER already has is not run again
     python -m chaos.run --row kill-worker --first 7    one schedule again
+    python -m chaos.run --seeds 20 --jobs 4            four stacks beside each other, each in a process of its own
 
 A ledger a row and seed stays in FOLDER; `python -m chaos.checker LEDGER` gives its verdict again. Exit code 1
 when a verdict is bad.
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import os
 import random
 import sys
 import tempfile
@@ -25,10 +28,15 @@ from chaos.crowd import Crowd, read_answer
 from chaos.faults import ROWS, Fault
 from chaos.ledger import Ledger, read
 from chaos.stack import Stack
+from harness.processes import ROOT
 
 NUM_CLIENTS = 20
 SETTLE_S = 1.0
 RECOVERY_TIMEOUT_S = 60.0
+
+
+# A row and a seed.
+Schedule = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +55,14 @@ async def strike(stack: Stack, row: str, seed: int, ledger: Ledger) -> None:
     """One fault under load, from the first request to a stack at rest."""
     fault: Fault = ROWS[row]
     ledger.write("fault", row=row, seed=seed, recover_s=fault.recover_s, may_fail=fault.may_fail, may_cut=fault.may_cut)
-    crowd = Crowd(stack.url, NUM_CLIENTS, seed, ledger)
+    crowd = stack.crowd = Crowd(stack.url, NUM_CLIENTS, seed, ledger)
     load = asyncio.create_task(crowd.run())
     await asyncio.sleep(SETTLE_S)
-    await fault.strike(stack, random.Random(f"{row} {seed}"))
+    before = await stack.counted(fault.counts) if fault.counts else {}
+    try:
+        await fault.strike(stack, random.Random(f"{row} {seed}"))
+    except (AssertionError, TimeoutError) as error:
+        ledger.write("astray", message=str(error)[-4000:])
     ledger.write("healed")
     try:
         async with asyncio.timeout(RECOVERY_TIMEOUT_S):
@@ -63,6 +75,9 @@ async def strike(stack: Stack, row: str, seed: int, ledger: Ledger) -> None:
     await asyncio.sleep(SETTLE_S)
     crowd.stop()
     await load
+    if fault.counts:
+        after = await stack.counted(fault.counts)
+        ledger.write("counted", counter=fault.counts, count=sum(after.values()) - sum(before.values()))
     ledger.write("at rest", held=await stack.at_rest())
 
 
@@ -82,12 +97,11 @@ def verdict_of(row: str, seed: int, path: Path, slack: float = 1.0) -> Verdict:
     return Verdict(row, seed, judge(records, slack=slack), recovered_s, len(ended), num_failed)
 
 
-async def run(rows: Sequence[str], seeds: Sequence[int], folder: Path, slack: float = 1.0) -> list[Verdict]:
-    """Every row with every seed that FOLDER has no ledger of; the verdicts of all."""
-    missing = [(row, seed) for seed in seeds for row in rows if not _ledger(folder, row, seed).exists()]
+async def run(schedules: Sequence[Schedule], folder: Path, slack: float = 1.0) -> list[Verdict]:
+    """Every schedule that FOLDER has no ledger of; the verdicts of all."""
     stack: Stack | None = None
     try:
-        for row, seed in missing:
+        for row, seed in missing(schedules, folder):
             roles = ROWS[row].roles
             if stack is not None and stack.roles != roles:
                 unfit, stack = stack, None
@@ -109,7 +123,40 @@ async def run(rows: Sequence[str], seeds: Sequence[int], folder: Path, slack: fl
     finally:
         if stack is not None:
             await stack.__aexit__()
-    return [verdict_of(row, seed, _ledger(folder, row, seed), slack) for row in rows for seed in seeds]
+    return verdicts_of(schedules, folder, slack)
+
+
+def missing(schedules: Sequence[Schedule], folder: Path) -> list[Schedule]:
+    """Those that FOLDER has no ledger of, with those of one kind of stack together."""
+    found = [(row, seed) for row, seed in schedules if not _ledger(folder, row, seed).exists()]
+    return sorted(found, key=lambda schedule: ROWS[schedule[0]].roles)
+
+
+def verdicts_of(schedules: Sequence[Schedule], folder: Path, slack: float = 1.0) -> list[Verdict]:
+    """What came of each."""
+    return [verdict_of(row, seed, _ledger(folder, row, seed), slack) for row, seed in schedules]
+
+
+async def run_beside(schedules: Sequence[Schedule], jobs: int, folder: Path, slack: float = 1.0) -> list[Verdict]:
+    """The same in so many processes, each with a share of the schedules and stacks of its own."""
+    left = missing(schedules, folder)
+    with tempfile.TemporaryDirectory() as scratch:
+        running: list[asyncio.subprocess.Process] = []
+        for number in range(jobs):
+            share = Path(scratch) / f"{number}.json"
+            share.write_text(json.dumps(left[number::jobs]))
+            command = [sys.executable, "-m", "chaos.run", "--keep", str(folder), "--schedules", str(share)]
+            running.append(await asyncio.create_subprocess_exec(*command, env=_environment()))
+        await asyncio.gather(*(process.wait() for process in running))
+    lost = missing(schedules, folder)
+    if lost:
+        raise SystemExit(f"error: {len(lost)} schedules have not been run to their end: start this once more")
+    return verdicts_of(schedules, folder, slack)
+
+
+def _environment() -> dict[str, str]:
+    """In which this module is found again."""
+    return dict(os.environ) | {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT / "worker")])}
 
 
 def _ledger(folder: Path, row: str, seed: int) -> Path:
@@ -139,12 +186,17 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds a row (default %(default)s)")
     parser.add_argument("--first", type=int, default=1, help="the first of them (default %(default)s)")
     parser.add_argument("--keep", type=Path, help="folder of the ledgers (default: a temporary one)")
+    parser.add_argument("--jobs", type=int, default=1, help="stacks beside each other (default %(default)s)")
+    parser.add_argument("--schedules", type=Path, help="a JSON list of rows with seeds, in place of all these")
     options = parser.parse_args()
     seeds = range(options.first, options.first + options.seeds)
+    schedules: list[Schedule] = [(row, seed) for seed in seeds for row in _rows(options.row)]
+    if options.schedules is not None:
+        schedules = [(row, seed) for row, seed in json.loads(options.schedules.read_text("utf-8"))]
     folder = options.keep or Path(tempfile.mkdtemp(prefix="baleen-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    verdicts = asyncio.run(run(list(_rows(options.row)), seeds, folder))
+    verdicts = asyncio.run(run_beside(schedules, options.jobs, folder) if options.jobs > 1 else run(schedules, folder))
     bad = [verdict for verdict in verdicts if verdict.problems]
     print(f"{len(verdicts)} schedules, {len(bad)} broken, {time.monotonic() - began:.0f} s; ledgers in {folder}")
     for verdict in bad:

@@ -10,15 +10,21 @@ import asyncio
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 import httpx
 import psutil
 from chaos.proxy import FaultProxy
-from harness.processes import GATEWAY_BINARY, MICRO_MODEL, Process, is_alive
+from chaos.trap import FOLDER_VARIABLE, Trap
+from harness.processes import GATEWAY_BINARY, MICRO_MODEL, ROOT, Process, is_alive
 from prometheus_client.parser import text_string_to_metric_families
+
+if TYPE_CHECKING:
+    from chaos.crowd import Crowd
 
 START_TIMEOUT_S = 60.0
 REST_TIMEOUT_S = 40.0
@@ -42,24 +48,35 @@ PAIRS = ("prefill", "prefill", "decode", "decode")
 
 
 class Member:
-    """A worker and the proxy before it."""
+    """A worker, the proxy before it, the one before its pages if others read them, and the trap in it."""
 
     def __init__(self, name: str, role: str) -> None:
         self.name = name
         self.role = role
-        self.port = free_port()
+        self.port, self.metrics_port = free_port(), free_port()
         self.proxy = FaultProxy(self.port)
+        self.pages = FaultProxy(free_port()) if role == "prefill" else None
         self.process: Process | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="baleen-trap-")
+        self.trap = Trap(Path(self._folder.name))
+
+    @property
+    def proxies(self) -> list[FaultProxy]:
+        return [self.proxy] if self.pages is None else [self.proxy, self.pages]
 
     def start(self) -> None:
         """Starts the worker, again or for the first time."""
         self.stop()
-        command = [sys.executable, "-m", "baleen_worker", str(MICRO_MODEL), *WORKER_FLAGS.split()]
+        command = [sys.executable, "-m", "chaos.worker", str(MICRO_MODEL), *WORKER_FLAGS.split()]
         if self.role != "unified":
             command += ["--disaggregation-mode", self.role]
-        if self.role == "prefill":
-            command += ["--disaggregation-bootstrap-port", "0"]
-        self.process = Process([*command, "--port", str(self.port)])
+        if self.pages is not None:
+            command += ["--disaggregation-bootstrap-port", str(self.pages.target)]
+            command += ["--disaggregation-advertise-address", f"127.0.0.1:{self.pages.port}"]
+        command += ["--port", str(self.port), "--metrics-port", str(self.metrics_port)]
+        self.trap.clear()
+        environment = {FOLDER_VARIABLE: self._folder.name, "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT / 'worker'}"}
+        self.process = Process(command, env=environment)
 
     def stop(self) -> None:
         """Ends what is left of it, whatever state it is in."""
@@ -94,6 +111,7 @@ class Stack:
         self.members = [Member(f"{role} {number}", role) for number, role in enumerate(roles)]
         self.port = free_port()
         self.gateway: Process | None = None
+        self.crowd: Crowd  # that of the schedule which runs
         self._running = AsyncExitStack()
 
     @property
@@ -103,7 +121,8 @@ class Stack:
     async def __aenter__(self) -> Self:
         try:
             for member in self.members:
-                await self._running.enter_async_context(member.proxy)
+                for proxy in member.proxies:
+                    await self._running.enter_async_context(proxy)
                 member.start()
                 self._running.callback(member.stop)
             self.start_gateway()
@@ -135,16 +154,13 @@ class Stack:
 
     async def metrics(self) -> dict[str, float]:
         """The gateway's, summed over labels; nothing when it does not answer."""
-        try:
-            async with httpx.AsyncClient(timeout=5) as http:
-                text = (await http.get(f"{self.url}/metrics")).raise_for_status().text
-        except httpx.HTTPError:
-            return {}
-        samples: dict[str, float] = {}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
-        return samples
+        return await _scrape(f"{self.url}/metrics")
+
+    async def counted(self, counter: str) -> dict[str, float]:
+        """What each worker has counted of this, in this life of it."""
+        name = f"baleen_worker_{counter}_total"
+        found = [await _scrape(f"http://127.0.0.1:{member.metrics_port}/metrics") for member in self.members]
+        return {member.name: samples.get(name, 0.0) for member, samples in zip(self.members, found, strict=True)}
 
     async def all_ready(self, timeout_s: float) -> None:
         """Waits until every worker serves; TimeoutError with the logs when one does not."""
@@ -166,6 +182,20 @@ class Stack:
                 break
             await asyncio.sleep(0.25)
         return held
+
+
+async def _scrape(url: str) -> dict[str, float]:
+    """Metrics, summed over labels; nothing when nobody answers."""
+    try:
+        async with httpx.AsyncClient(timeout=5) as http:
+            text = (await http.get(url)).raise_for_status().text
+    except httpx.HTTPError:
+        return {}
+    samples: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
+    return samples
 
 
 def free_port() -> int:

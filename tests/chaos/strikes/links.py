@@ -1,0 +1,159 @@
+"""Faults of links: from the gateway to a worker, and from decode workers to the pages of a prefill worker."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from chaos.proxy import FaultProxy
+from chaos.stack import Stack
+from chaos.strikes.workers import LONG_SILENCE_S
+
+
+async def partition(stack: Stack, g: random.Random) -> None:
+    proxy = g.choice(stack.members).proxy
+    proxy.block()
+    await asyncio.sleep(LONG_SILENCE_S)
+    proxy.heal()
+
+
+async def partition_there(stack: Stack, g: random.Random) -> None:
+    proxy = g.choice(stack.members).proxy
+    proxy.block(proxy.there)
+    await asyncio.sleep(LONG_SILENCE_S)
+    proxy.heal()
+
+
+async def partition_back(stack: Stack, g: random.Random) -> None:
+    proxy = g.choice(stack.members).proxy
+    proxy.block(proxy.back)
+    await asyncio.sleep(LONG_SILENCE_S)
+    proxy.heal()
+
+
+async def flapping(stack: Stack, g: random.Random) -> None:
+    proxy = g.choice(stack.members).proxy
+    for _ in range(8):
+        proxy.block()
+        await asyncio.sleep(g.uniform(0.05, 0.5))
+        proxy.heal()
+        if g.random() < 0.3:
+            proxy.cut()
+        await asyncio.sleep(g.uniform(0.05, 0.5))
+
+
+async def reset(stack: Stack, g: random.Random) -> None:
+    for _ in range(3):
+        g.choice(stack.members).proxy.cut()
+        await asyncio.sleep(g.uniform(0.1, 0.6))
+
+
+async def half_close(stack: Stack, g: random.Random) -> None:
+    g.choice(stack.members).proxy.half_close()
+    await asyncio.sleep(1.0)
+
+
+async def truncated(stack: Stack, g: random.Random) -> None:
+    proxy = g.choice(stack.members).proxy
+    g.choice([proxy.there, proxy.back]).cut_after_bytes = g.randrange(1, 4000)
+    await asyncio.sleep(2.0)
+
+
+async def slow_link(stack: Stack, g: random.Random) -> None:
+    proxy = g.choice(stack.members).proxy
+    for direction in (proxy.there, proxy.back):
+        direction.slice_bytes, direction.delay_s = g.randrange(1, 9), g.uniform(0.0, 0.05)
+    await asyncio.sleep(2.0)
+    proxy.heal()
+
+
+# --- pages -----------------------------------------------------------------------------------------------------------
+
+
+def _pages(stack: Stack, g: random.Random) -> FaultProxy:
+    """The link to some prefill worker's pages."""
+    proxies = [member.pages for member in stack.members if member.pages is not None]
+    return g.choice(proxies)
+
+
+async def pages_late(stack: Stack, g: random.Random) -> None:
+    pages = _pages(stack, g)
+    pages.there.delay_s, pages.back.delay_s = g.uniform(0.0, 0.2), g.uniform(0.05, 0.3)
+    await asyncio.sleep(3.0)
+    pages.heal()
+
+
+async def pages_cut(stack: Stack, g: random.Random) -> None:
+    """Cut in the middle of what is sent, again and again."""
+    pages = _pages(stack, g)
+    for _ in range(6):
+        pages.back.cut_after_bytes = g.randrange(1, 5_000)
+        await asyncio.sleep(g.uniform(0.1, 0.5))
+    pages.heal()
+
+
+async def pages_reset(stack: Stack, g: random.Random) -> None:
+    for _ in range(6):
+        _pages(stack, g).cut()
+        await asyncio.sleep(g.uniform(0.05, 0.4))
+
+
+async def pages_sliced(stack: Stack, g: random.Random) -> None:
+    pages = _pages(stack, g)
+    pages.there.slice_bytes, pages.back.slice_bytes = g.randrange(1, 9), g.randrange(16, 256)
+    await asyncio.sleep(3.0)
+    pages.heal()
+
+
+async def pages_corrupt(stack: Stack, g: random.Random) -> None:
+    """One byte is changed, in one direction or the other, again and again."""
+    pages = _pages(stack, g)
+    for _ in range(12):
+        g.choice([pages.back, pages.back, pages.there]).corrupt_next = True
+        await asyncio.sleep(g.uniform(0.1, 0.4))
+    pages.heal()
+
+
+async def pages_slow(stack: Stack, g: random.Random) -> None:
+    """A hundredth of what it was, or less."""
+    pages = _pages(stack, g)
+    pages.back.bytes_per_s = g.uniform(20e3, 200e3)
+    await asyncio.sleep(5.0)
+    pages.heal()
+
+
+async def pages_half_closed(stack: Stack, g: random.Random) -> None:
+    for _ in range(4):
+        _pages(stack, g).half_close()
+        await asyncio.sleep(g.uniform(0.1, 0.5))
+
+
+async def pages_refused(stack: Stack, g: random.Random) -> None:
+    """Whoever connects is sent away."""
+    pages = _pages(stack, g)
+    pages.refuses = True
+    pages.cut()
+    await asyncio.sleep(g.uniform(1.0, 5.0))
+    pages.heal()
+
+
+async def pages_blocked(stack: Stack, g: random.Random) -> None:
+    pages = _pages(stack, g)
+    pages.block()
+    await asyncio.sleep(LONG_SILENCE_S)
+    pages.heal()
+
+
+async def pages_blocked_there(stack: Stack, g: random.Random) -> None:
+    """Nothing reaches the prefill worker: to its peers it is silent."""
+    pages = _pages(stack, g)
+    pages.block(pages.there)
+    await asyncio.sleep(LONG_SILENCE_S)
+    pages.heal()
+
+
+async def pages_blocked_back(stack: Stack, g: random.Random) -> None:
+    pages = _pages(stack, g)
+    pages.block(pages.back)
+    await asyncio.sleep(LONG_SILENCE_S)
+    pages.heal()
