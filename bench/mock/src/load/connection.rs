@@ -21,13 +21,15 @@ pub struct Answer {
     /// Reads from the socket that brought tokens: writes of the server, seen from here.
     pub reads: u32,
     pub first_byte: Option<Instant>,
+    /// Whether it says when to come again.
+    pub has_retry_after: bool,
     pub end: Instant,
 }
 
 impl Answer {
     /// Nothing that can be read.
     pub fn broken() -> Self {
-        Self { status: 0, events: 0, reads: 0, first_byte: None, end: Instant::now() }
+        Self { status: 0, events: 0, reads: 0, first_byte: None, has_retry_after: false, end: Instant::now() }
     }
 }
 
@@ -37,6 +39,15 @@ pub struct Connection {
     to: SocketAddr,
     stream: TcpStream,
     buffer: Vec<u8>,
+}
+
+/// What the head of an answer says.
+struct Head {
+    status: u16,
+    length: Length,
+    has_retry_after: bool,
+    /// Whether the connection ends with it.
+    closes: bool,
 }
 
 /// How far the body of an answer goes.
@@ -70,7 +81,7 @@ impl Connection {
             self.read_some().await?;
         };
         let first_byte = Instant::now();
-        let (status, length, closes) = parse_head(&self.buffer[..head_len])?;
+        let Head { status, length, has_retry_after, closes } = parse_head(&self.buffer[..head_len])?;
         self.buffer.drain(..head_len);
         let (events, reads) = match length {
             Length::Known(num_bytes) => {
@@ -82,7 +93,8 @@ impl Connection {
             }
             Length::Chunked => self.read_events(gaps_us).await?,
         };
-        let answer = Answer { status, events, reads, first_byte: Some(first_byte), end: Instant::now() };
+        let end = Instant::now();
+        let answer = Answer { status, events, reads, first_byte: Some(first_byte), has_retry_after, end };
         if closes {
             self.reopen().await?;
         }
@@ -140,7 +152,7 @@ pub fn write_request(bytes: &mut Vec<u8>, body: &[u8], key: Option<&str>) {
     bytes.extend_from_slice(body);
 }
 
-fn parse_head(head: &[u8]) -> anyhow::Result<(u16, Length, bool)> {
+fn parse_head(head: &[u8]) -> anyhow::Result<Head> {
     let head = std::str::from_utf8(head)?.to_ascii_lowercase();
     let status = head.get(9..12).and_then(|digits| digits.parse().ok()).context("no status line")?;
     let field = |name: &str| {
@@ -151,7 +163,8 @@ fn parse_head(head: &[u8]) -> anyhow::Result<(u16, Length, bool)> {
         None if field("transfer-encoding") == Some("chunked") => Length::Chunked,
         None => bail!("an answer without a length"),
     };
-    Ok((status, length, field("connection") == Some("close")))
+    let closes = field("connection") == Some("close");
+    Ok(Head { status, length, has_retry_after: field("retry-after").is_some(), closes })
 }
 
 fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {

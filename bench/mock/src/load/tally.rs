@@ -13,15 +13,22 @@ pub struct Tally {
     by_status: BTreeMap<u16, u64>,
     latencies_us: Vec<u32>,
     first_bytes_us: Vec<u32>,
+    refusals_us: Vec<u32>,
+    retry_afters: u64,
     pub gaps_us: Vec<u32>,
     events: u64,
     reads: u64,
 }
 
 impl Tally {
-    /// Counts an answer to a request that was due at `due`. Times are those of successes only.
+    /// Counts an answer to a request that was due at `due`. Times are those of successes, and apart from them those of
+    /// refusals that ask to come again later.
     pub fn count(&mut self, answer: &Answer, due: Instant) {
         *self.by_status.entry(answer.status).or_default() += 1;
+        if matches!(answer.status, 429 | 503) {
+            self.refusals_us.push(us(answer.end - due));
+            self.retry_afters += u64::from(answer.has_retry_after);
+        }
         if answer.status != 200 {
             return;
         }
@@ -38,6 +45,8 @@ impl Tally {
         self.latencies_us.extend(other.latencies_us);
         self.first_bytes_us.extend(other.first_bytes_us);
         self.gaps_us.extend(other.gaps_us);
+        self.refusals_us.extend(other.refusals_us);
+        self.retry_afters += other.retry_afters;
         self.events += other.events;
         self.reads += other.reads;
     }
@@ -54,6 +63,9 @@ impl Tally {
             "latency_us": quantiles(&mut self.latencies_us),
             "first_byte_us": quantiles(&mut self.first_bytes_us),
             "gap_us": quantiles(&mut self.gaps_us),
+            "refusals": self.refusals_us.len(),
+            "retry_afters": self.retry_afters,
+            "refusal_us": quantiles(&mut self.refusals_us),
         })
     }
 }
