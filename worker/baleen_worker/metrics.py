@@ -38,6 +38,7 @@ _COUNTERS = {
     "sent_pages": "KV pages that other workers have read.",
     "received_pages": "KV pages read from other workers.",
     "stale_reads": "Reads of KV pages that were somebody else's by then.",
+    "damaged_reads": "Reads of KV pages that came with another generation or digest than announced.",
     "failed_transfers": "Transfers that the other worker failed.",
     "dropped_peers": "Connections of strangers to the transfer port, and of peers that broke its protocol.",
     "preemptions": "Requests that made way for others and were computed again.",

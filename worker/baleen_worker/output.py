@@ -65,5 +65,6 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     sent_pages: int = 0
     received_pages: int = 0
     stale_reads: int = 0
+    damaged_reads: int = 0
     failed_transfers: int = 0
     dropped_peers: int = 0

@@ -111,15 +111,18 @@ class Connection:
     # --- in ---------------------------------------------------------------------------------------------------------
 
     async def receive(self, max_bytes: int) -> bytes:
-        """The next frame's record. Raises EOFError at the end, StrangerError for a frame that is too long."""
+        """The next frame's record.
+
+        Raises EOFError at the end, StrangerError for a frame that is too long, OSError for one that came damaged.
+        """
         head = bytearray(wire.LENGTH_BYTES)
         await self.receive_into(memoryview(head))
         length = int.from_bytes(head, "little")
         if not 0 < length <= max_bytes:
             raise wire.StrangerError(f"its frame is longer than {max_bytes:,} bytes")
-        body = bytearray(length)
-        await self.receive_into(memoryview(body))
-        return bytes(body)
+        sealed = bytearray(wire.DIGEST_BYTES + length)
+        await self.receive_into(memoryview(sealed))
+        return wire.opened(bytes(sealed))
 
     async def receive_into(self, view: memoryview) -> None:
         """Fills the view. Raises EOFError at the end."""

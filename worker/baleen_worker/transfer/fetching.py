@@ -135,6 +135,7 @@ class Fetcher:
             if leg.over:
                 return
             actions = leg.received(message, station.digests_of(buffer, count), time.monotonic())
+            station.counters.num_damaged_reads += not any(isinstance(action, Store) for action in actions)
             self._act(key, receiving, actions, buffer)
 
     # --- what a leg asks for ----------------------------------------------------------------------------------------

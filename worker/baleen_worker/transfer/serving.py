@@ -142,7 +142,7 @@ class Server:
                     await serve_sample(self._station, connection)
                 case _:
                     raise ProtocolError("it does not say what it wants")
-        except (StrangerError, ProtocolError) as error:
+        except (StrangerError, ProtocolError, ConnectionAbortedError) as error:
             self._station.complain(connection, str(error))
         except TimeoutError:
             self._station.complain(connection, "it does not introduce itself")

@@ -45,6 +45,7 @@ class Counters:
     num_pages_sent: int = 0
     num_pages_received: int = 0
     num_stale_reads: int = 0
+    num_damaged_reads: int = 0
     num_failed: int = 0
     num_dropped: int = 0
 

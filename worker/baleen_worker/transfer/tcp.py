@@ -83,6 +83,7 @@ class TcpTransfer:
             sent_pages=counters.num_pages_sent,
             received_pages=counters.num_pages_received,
             stale_reads=counters.num_stale_reads,
+            damaged_reads=counters.num_damaged_reads,
             failed_transfers=counters.num_failed,
             dropped_peers=counters.num_dropped,
         )

@@ -29,6 +29,7 @@ from baleen_worker.transfer.messages import (
 from baleen_worker.transfer.orders import Cancel, Expect, Finish, LegNews, Offer, Open, Peer, Probe, ProbeEnded, Receive
 from baleen_worker.transfer.tcp import TcpTransfer
 from baleen_worker.transfer.wire import Identity, StrangerError
+from xxhash import xxh3_64_intdigest
 
 PAGE_BYTES = 1000
 LAYOUT = "pages=plain"
@@ -166,7 +167,7 @@ class Forger:
     def read(self) -> bytes:
         """A frame, or nothing at the end."""
         head = self._exactly(4)
-        return self._exactly(int.from_bytes(head, "little")) if head else b""
+        return wire.opened(self._exactly(8 + int.from_bytes(head, "little"))) if head else b""
 
     def _exactly(self, count: int) -> bytes:
         data = b""
@@ -200,12 +201,23 @@ class Forger:
         return True
 
 
+def sealed(body: bytes) -> bytes:
+    """A frame with these bytes in it."""
+    return len(body).to_bytes(4, "little") + xxh3_64_intdigest(body).to_bytes(8, "little") + body
+
+
+def damaged(frame: bytes) -> bytes:
+    """The frame with one bit of its last byte changed."""
+    return frame[:-1] + bytes([frame[-1] ^ 1])
+
+
 FORGED: dict[str, Callable[[Forger], None]] = {
     "nonsense": lambda forger: forger.socket.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
     "an oversized frame": lambda forger: forger.socket.sendall((1 << 31).to_bytes(4, "little")),
     "an empty frame": lambda forger: forger.socket.sendall(bytes(4)),
     "another record": lambda forger: forger.send(Want(b"x", 0)),
-    "a pickle": lambda forger: forger.socket.sendall(b"\x08\x00\x00\x00\x80\x04K\x01.\x00\x00\x00"),
+    "a pickle": lambda forger: forger.socket.sendall(sealed(b"\x80\x04K\x01.\x00\x00\x00")),
+    "a damaged frame": lambda forger: forger.socket.sendall(damaged(wire.encode(Want(b"x", 0)))),
     "a wrong version": lambda forger: forger.respond(version=2),
     "a wrong layout": lambda forger: forger.respond(layout_id="pages=other"),
     "a wrong rank": lambda forger: forger.respond(dp_rank=1),
@@ -352,6 +364,7 @@ def test_a_page_that_changes_unseen_is_not_stored(prefill: End, decode: End) -> 
     decode.transfer.give([Receive(key, 0, [40, 41])])
     decode.wait_for(key, Failed)
     assert decode.store.pages[41] == before
+    assert decode.transfer.counters.num_damaged_reads > 1
     hand_over(prefill, decode)
 
 
