@@ -97,3 +97,11 @@ def test_nothing_is_held_at_rest() -> None:
     records[-1]["held"]["baleen_worker_used_kv_pages"] = 3.0
     assert judge(records) == ["at rest, baleen_worker_used_kv_pages is 3"]
     assert judge(records[:-1]) == ["nobody looked at the stack at rest"]
+
+
+def test_a_fault_that_nobody_noticed_proves_nothing() -> None:
+    counted = {"kind": "counted", "at": 8.0, "counter": "damaged_reads", "count": 0}
+    assert judge([*ledger(), counted]) == ["no worker counted damaged_reads"]
+    assert judge([*ledger(), counted | {"count": 2}]) == []
+    [problem] = judge([*ledger(), {"kind": "astray", "at": 3.0, "message": "decode 3 never came to 'arrived'"}])
+    assert problem == "the schedule went astray: decode 3 never came to 'arrived'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -102,5 +103,21 @@ def test_one_byte_is_changed() -> None:
         writer.write(b"whale")
         found = await reader.readexactly(5)
         assert sum(a != b for a, b in zip(found, b"whale", strict=True)) == 1
+
+    with_echo(check)
+
+
+def test_whoever_connects_is_sent_away_until_it_is_healed() -> None:
+    async def check(proxy: FaultProxy, _: Client) -> None:
+        proxy.refuses = True
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.transport.abort()
+        proxy.heal()
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(b"whale")
+        assert await reader.readexactly(5) == b"whale"
+        writer.transport.abort()
 
     with_echo(check)
