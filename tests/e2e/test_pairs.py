@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import openai
 import psutil
 import pytest
-from harness.processes import Gateway, serve_arguments, wait_for
+from harness.processes import ROOT, Gateway, serve_arguments, wait_for
 
 PAIRS = ["--prefill-workers", "2", "--decode-workers", "2"]
 NUM_WORKERS = 4
@@ -78,3 +82,25 @@ def test_each_worker_is_killed_in_turn_and_no_request_fails(pairs: Gateway) -> N
         victim.send_signal(signal.SIGKILL)
         assert answers(pairs) == expected
         wait_for(f"{name} is back", lambda: pairs.metrics()["baleen_worker_ready"] == NUM_WORKERS)
+
+
+# What clients do: chats, completions, tools, schemas, streams, in the dialects that clients speak.
+CLIENT_SUITES = ["test_chat.py", "test_completions.py", "test_clients.py", "test_responses.py", "test_messages.py"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_suites_of_clients_pass_while_workers_are_killed_one_after_another() -> None:
+    suites = [str(ROOT / "tests" / "e2e" / name) for name in CLIENT_SUITES]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "harness.killed_pairs", *suites]
+    run = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "tests")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout[-20_000:]
+    [killed] = re.findall(r"^workers killed: (\d+)$", run.stdout, re.MULTILINE)
+    assert int(killed) >= NUM_WORKERS, "each was killed at least once"

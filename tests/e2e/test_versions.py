@@ -95,7 +95,7 @@ def test_an_upgrade_from_one_version_to_the_next_fails_no_request(start: Start, 
     gateway = front(start, worker=[old, this])
     wanted = answers(gateway)
     new = worker_of("newer")
-    added = httpx.post(f"{gateway.url}/workers", json={"address": f"127.0.0.1:{new.listening_port()}"}, timeout=30)
+    added = httpx.post(f"{gateway.url}/workers", json={"url": f"127.0.0.1:{new.listening_port()}"}, timeout=30)
     assert added.is_success, added.text
     wait_for("the new one is ready", lambda: gateway.metrics()["baleen_worker_ready"] == 3)
     found: list[list[Any]] = []

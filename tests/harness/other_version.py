@@ -18,7 +18,6 @@ from baleen_worker.pb import worker_pb2 as pb
 _VARINT, _FIXED64, _BYTES = 0, 1, 2
 
 Serialize = Callable[[Any], bytes]
-Deserialize = Callable[[bytes], Any]
 
 
 def _tag(number: int, kind: int) -> bytes:
@@ -66,9 +65,10 @@ def speak(serialize: Serialize) -> None:
     for name in ("unary_unary", "unary_stream", "stream_stream"):
         make = getattr(grpc, f"{name}_rpc_method_handler")
 
-        def make_other(
-            behaviour: Any, deserialize: Deserialize, _: Serialize, make: Callable[..., Any] = make
-        ) -> grpc.RpcMethodHandler[Any, Any]:
+        def make_other(behaviour: Any, *codecs: Any, make: Callable[..., Any] = make, **named: Any) -> Any:
+            if named:  # services that come with grpc, for health and reflection
+                return make(behaviour, **named)
+            deserialize, _ = codecs
             return make(behaviour, lambda data: deserialize(data + UNKNOWN), serialize)
 
         setattr(grpc, f"{name}_rpc_method_handler", make_other)
