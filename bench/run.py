@@ -22,6 +22,7 @@ BENCHMARKS = (
     "gateway_cpu",
     "text_path",
     "routers",
+    "overload",
     "routing",
     "startup",
 )
