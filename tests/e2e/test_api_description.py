@@ -97,7 +97,7 @@ def test_every_field_is_read(http: httpx.Client, description: dict[str, Any]) ->
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
 def test_every_event_is_as_described(gateway: Gateway, description: dict[str, Any], path: str) -> None:
-    """To the last one, which is no JSON in some streams: answers are short, for a long stream is not looked at whole."""
+    """To the last one, which is no JSON in some streams; answers are short, for long streams are not read whole."""
     operation = schemathesis.openapi.from_dict(description)[path]["POST"]
     for _, _, examples in (found for found in operations(description) if found[0] == path):
         for example in examples:
