@@ -87,11 +87,14 @@ class Memory(threading.Thread):
 def measure(router: Router, seconds: float) -> dict[str, Any]:
     """The peak, then the same workers with OVERLOAD times as many requests due."""
     put_load(router.port, connections=PLACES, tokens=TOKENS, seconds=2)
-    peak = put_load(router.port, connections=2 * PLACES, tokens=TOKENS, seconds=seconds / 2)
+    peak = put_load(router.port, connections=2 * PLACES, tokens=TOKENS, seconds=seconds / 3)
+    rate = OVERLOAD * peak["good_per_s"]
+    load: dict[str, Any] = {"connections": 1024, "rate": rate, "tokens": TOKENS}
+    # Caches and buffers reach their size first.
+    put_load(router.port, seconds=3 * seconds / 4, **load)
     memory = Memory(router)
     memory.start()
-    rate = OVERLOAD * peak["good_per_s"]
-    over = put_load(router.port, connections=1024, rate=rate, tokens=TOKENS, seconds=seconds)
+    over = put_load(router.port, seconds=seconds, **load)
     memory.stop()
     return {
         "peak": peak,

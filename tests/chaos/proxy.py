@@ -26,6 +26,7 @@ class Direction:
     bytes_per_s: float = 0.0  # 0: no limit
     slice_bytes: int = 0  # 0: as they come; else each write has at most so many
     corrupt_next: bool = False  # flips one byte of what comes next
+    corrupt_least_bytes: int = 0  # of what comes next and is at least so long: bulk, not what is said beside it
     cut_after_bytes: int | None = None  # resets the connection once so many more have passed
     open: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -70,7 +71,8 @@ class FaultProxy:
         for direction in (self.there, self.back):
             direction.open.set()
             direction.delay_s = direction.bytes_per_s = 0.0
-            direction.slice_bytes, direction.corrupt_next, direction.cut_after_bytes = 0, False, None
+            direction.slice_bytes, direction.cut_after_bytes = 0, None
+            direction.corrupt_next, direction.corrupt_least_bytes = False, 0
 
     def cut(self) -> None:
         """Resets every connection."""
@@ -118,7 +120,7 @@ class FaultProxy:
                 continue
             if faults.delay_s:
                 await asyncio.sleep(faults.delay_s)
-            if faults.corrupt_next:
+            if faults.corrupt_next and len(data) >= faults.corrupt_least_bytes:
                 faults.corrupt_next = False
                 middle = len(data) // 2
                 data = data[:middle] + bytes([data[middle] ^ 0xFF]) + data[middle + 1 :]

@@ -107,6 +107,19 @@ def test_one_byte_is_changed() -> None:
     with_echo(check)
 
 
+def test_bulk_alone_is_changed() -> None:
+    async def check(proxy: FaultProxy, client: Client) -> None:
+        reader, writer = client
+        proxy.there.corrupt_next, proxy.there.corrupt_least_bytes = True, 1000
+        writer.write(b"whale")
+        assert await reader.readexactly(5) == b"whale"
+        writer.write(b"x" * 1000)
+        found = await reader.readexactly(1000)
+        assert sum(byte != ord("x") for byte in found) == 1
+
+    with_echo(check)
+
+
 def test_whoever_connects_is_sent_away_until_it_is_healed() -> None:
     async def check(proxy: FaultProxy, _: Client) -> None:
         proxy.refuses = True

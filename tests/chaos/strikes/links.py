@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
+from baleen_worker.fake_pages import PAGE_BYTES
 from chaos.proxy import FaultProxy
 from chaos.stack import Stack
 from chaos.strikes.workers import LONG_SILENCE_S
@@ -106,12 +107,13 @@ async def pages_sliced(stack: Stack, g: random.Random) -> None:
 
 
 async def pages_corrupt(stack: Stack, g: random.Random) -> None:
-    """One byte is changed, in one direction or the other, again and again."""
-    pages = _pages(stack, g)
-    for _ in range(12):
-        g.choice([pages.back, pages.back, pages.there]).corrupt_next = True
+    """A byte of a page is changed, or one of whatever comes next in either direction, again and again."""
+    for turn in range(16):
+        pages = _pages(stack, g)
+        direction = pages.back if turn % 2 else g.choice([pages.back, pages.there])
+        direction.corrupt_next, direction.corrupt_least_bytes = True, PAGE_BYTES if turn % 2 else 0
         await asyncio.sleep(g.uniform(0.1, 0.4))
-    pages.heal()
+        pages.heal()
 
 
 async def pages_slow(stack: Stack, g: random.Random) -> None:
