@@ -106,7 +106,10 @@ async def run(schedules: Sequence[Schedule], folder: Path, slack: float = 1.0) -
             if stack is not None and stack.roles != roles:
                 unfit, stack = stack, None
                 await unfit.__aexit__()
-            stack = stack or await Stack(roles).__aenter__()
+            if stack is None:
+                stack = await Stack(roles).__aenter__()
+            else:
+                await stack.renew_gateway()
             path = _ledger(folder, row, seed)
             unfinished = path.with_suffix(".part")
             ledger = Ledger(unfinished)

@@ -148,6 +148,12 @@ class Stack:
             self.gateway.close()
             self.gateway = None
 
+    async def renew_gateway(self) -> None:
+        """Starts another one, which holds nothing against workers that an earlier schedule has broken."""
+        self.stop_gateway()
+        self.start_gateway()
+        await self.all_ready(START_TIMEOUT_S)
+
     def kill_gateway(self) -> None:
         assert self.gateway is not None
         self.gateway.signal_group(signal.SIGKILL)
