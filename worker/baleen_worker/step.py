@@ -166,6 +166,13 @@ class PageStore(Protocol):
 
     page_bytes: int
 
+    def views(self, page: int) -> list[memoryview]:
+        """A page's bytes where they are, piece by piece, to be read and written there.
+
+        Each page has as many pieces as any other. None where pages are no bytes of host memory.
+        """
+        ...
+
     def read(self, pages: Sequence[int], into: memoryview) -> None:
         """Copies pages out, into [pages, page_bytes]."""
         ...

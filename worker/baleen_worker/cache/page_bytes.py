@@ -34,6 +34,13 @@ class PoolPages:
         # A copy of a few KiB costs numpy a tenth of what it costs PyTorch, which also wakes its threads for it.
         self._on_host = [] if stores[0].is_cuda else [*zip((store.numpy() for store in stores), columns, strict=True)]
 
+        # Of each store its bytes, and how many a page has there.
+        self._stores = [(store.reshape(-1).data, store.shape[1]) for store, _ in self._on_host]
+
+    def views(self, page: int) -> list[memoryview]:
+        """A page's bytes where they are, store by store; none of pages on a device."""
+        return [store[page * size : (page + 1) * size] for store, size in self._stores]
+
     def read(self, pages: Sequence[int], into: memoryview) -> None:
         """Copies pages out, into [N, B]."""
         staged = np.frombuffer(into, np.uint8).reshape(len(pages), self.page_bytes)

@@ -43,14 +43,14 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Copy these pages out, then ask `SendingLeg.copied` what to send."""
+    """Send these pages if the leg still `holds` them, then ask `copied` what they are worth."""
 
     read: Read
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Keep places `first` to `first + count` of what has just come."""
+    """What has just come for places `first` to `first + count` is good: keep it."""
 
     first: int
     count: int

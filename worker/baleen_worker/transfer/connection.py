@@ -1,13 +1,18 @@
-"""One socket of a transfer: frames in, a queue of what goes out, and the staging memory that pages pass through."""
+"""One socket of a transfer: frames and pages in, a queue of what goes out, and staging memory for pages.
+
+Pages in host memory go between socket and pool without a copy in between; others pass through staging memory.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
+import itertools
 import socket
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from baleen_worker.transfer import wire
@@ -18,8 +23,13 @@ from baleen_worker.transfer.receiving import WINDOW
 _NUM_BUFFERS = 8
 _BACKLOG = 128
 
-# Makes an answer when it is its turn: copies pages into the buffer, returns the frame and the bytes that follow it.
-CopyOut = Callable[[memoryview], tuple[FromPrefill, memoryview | None]]
+# So many views go into one system call at most: a MiB and more of pages in place.
+_VIEWS_PER_CALL = 128
+# A reader of pages is woken when so much has come, or all that is left.
+_WAKE_BYTES = 1 << 20
+
+# Writes an answer with pages when it is its turn.
+Answer = Callable[[], Awaitable[None]]
 
 
 class Buffers:
@@ -42,6 +52,34 @@ class Buffers:
                 self._free.append(buffer)
 
 
+class Walk:
+    """How far a list of views has been read or written."""
+
+    def __init__(self, views: Sequence[memoryview]) -> None:
+        self.num_done = 0  # views
+        self._views = views
+        self._ends = list(itertools.accumulate(map(len, views)))
+        self._at = 0  # bytes
+
+    @property
+    def num_left(self) -> int:
+        """Bytes."""
+        return self._ends[-1] - self._at
+
+    def batch(self) -> list[memoryview]:
+        """What comes next, as much as one system call takes; empty at the end."""
+        first = self.num_done
+        batch = [*self._views[first : first + _VIEWS_PER_CALL]]
+        if batch and (left := self._ends[first] - self._at) < len(batch[0]):
+            batch[0] = batch[0][-left:]
+        return batch
+
+    def advance(self, num_bytes: int) -> None:
+        """So many bytes more are done."""
+        self._at += num_bytes
+        self.num_done = bisect.bisect_right(self._ends, self._at, self.num_done)
+
+
 @dataclass(eq=False, slots=True)
 class Connection:
     """`patience_s`: how long a peer may take for one thing that is written. Whoever opened it closes it."""
@@ -51,9 +89,10 @@ class Connection:
     name: str
     patience_s: float
     since_s: float = field(default_factory=time.monotonic)
-    _queue: deque[bytes | CopyOut] = field(default_factory=deque[bytes | CopyOut])
+    _queue: deque[bytes | Answer] = field(default_factory=deque[bytes | Answer])
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _finishing: bool = False
+    _wakes_at: int = 1
 
     # --- out --------------------------------------------------------------------------------------------------------
 
@@ -62,11 +101,11 @@ class Connection:
         self._queue.append(wire.encode(message))
         self._wake.set()
 
-    def send_pages(self, copy_out: CopyOut) -> None:
+    def send_pages(self, answer: Answer) -> None:
         """Queues the answer to a read. Raises ProtocolError when too many wait already."""
         if sum(not isinstance(entry, bytes) for entry in self._queue) > WINDOW:
             raise ProtocolError("it asks for more pages than it takes")
-        self._queue.append(copy_out)
+        self._queue.append(answer)
         self._wake.set()
 
     def finish(self) -> None:
@@ -80,13 +119,14 @@ class Connection:
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
-    async def write_queued(self, buffers: Buffers) -> None:
+    async def write_queued(self) -> None:
         """Writes what is queued until the connection ends. A peer that does not take it in time is cut off."""
         try:
             while not self._finishing or self._queue:
                 while self._queue:
                     async with asyncio.timeout(self.patience_s):
-                        await self._write_entry(self._queue.popleft(), buffers)
+                        entry = self._queue.popleft()
+                        await (self.write(entry) if isinstance(entry, bytes) else entry())
                 if not self._finishing:
                     self._wake.clear()
                     await self._wake.wait()
@@ -94,19 +134,18 @@ class Connection:
             self._queue.clear()
         self.shut()
 
-    async def _write_entry(self, entry: bytes | CopyOut, buffers: Buffers) -> None:
-        if isinstance(entry, bytes):
-            await self.write(entry)
-            return
-        async with buffers.take() as buffer:
-            message, pages = entry(buffer)
-            await self.write(wire.encode(message))
-            if pages is not None:
-                await self.write(pages)
-
     async def write(self, data: bytes | memoryview) -> None:
         """Writes all of it, past the queue."""
         await self.loop.sock_sendall(self.socket, data)
+
+    async def write_views(self, views: Sequence[memoryview]) -> None:
+        """Writes all of them, one after the other, from where they are."""
+        walk = Walk(views)
+        while batch := walk.batch():
+            try:
+                walk.advance(self.socket.sendmsg(batch))
+            except (BlockingIOError, InterruptedError):
+                await self._ready(self.loop.add_writer, self.loop.remove_writer)
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
@@ -131,6 +170,40 @@ class Connection:
             if count == 0:
                 raise EOFError
             view = view[count:]
+
+    async def receive_views(self, views: Sequence[memoryview], full: Callable[[int], None]) -> None:
+        """Fills them one after the other; tells `full` how many are, while they are still in the processor's cache.
+
+        Raises EOFError at the end. Nothing is written once the caller's task has been cancelled.
+        """
+        walk = Walk(views)
+        while batch := walk.batch():
+            try:
+                count = self.socket.recvmsg_into(batch)[0]
+            except (BlockingIOError, InterruptedError):
+                self._wake_at(min(walk.num_left, _WAKE_BYTES))
+                await self._ready(self.loop.add_reader, self.loop.remove_reader)
+                continue
+            if count == 0:
+                raise EOFError
+            walk.advance(count)
+            full(walk.num_done)
+        self._wake_at(1)
+
+    def _wake_at(self, num_bytes: int) -> None:
+        if num_bytes != self._wakes_at:
+            self._wakes_at = num_bytes
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
+
+    async def _ready(self, watch: Callable[..., object], forget: Callable[[int], object]) -> None:
+        """Until the socket can be read from, or written to."""
+        ready: asyncio.Future[None] = self.loop.create_future()
+        file = self.socket.fileno()
+        watch(file, lambda: ready.done() or ready.set_result(None))
+        try:
+            await ready
+        finally:
+            forget(file)
 
 
 def bind(host: str, port: int) -> tuple[socket.socket, str]:

@@ -1,7 +1,7 @@
 """The decode side of transfers: fetches the pages of legs whose prompts other workers compute.
 
-What is asked and when is decided in `receiving.py`. Pages come into staging memory, and are stored through the
-`PageStore` when the leg has verified them.
+What is asked and when is decided in `receiving.py`. Pages of pools in host memory are filled in place, others come
+into staging memory and are stored through the `PageStore` when the leg has verified them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from baleen_worker.transfer import wire
 from baleen_worker.transfer.actions import Action, Close, Connect, Failed, ProtocolError, Send, Serve, Store
 from baleen_worker.transfer.handshake import GREETING_S, introduce, reach, unreachable
-from baleen_worker.transfer.messages import Data, Key
+from baleen_worker.transfer.messages import Data, Key, Sealed, Stale
 from baleen_worker.transfer.receiving import ReceivingLeg
+from baleen_worker.transfer.station import Digests
 from baleen_worker.transfer.wire import StrangerError
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ class _Receiving:
     connection: Connection | None = None
     first: int = 0
     pages: Sequence[int] = ()
+
+    def places(self, first: int, count: int) -> Sequence[int]:
+        """The pages of so many places."""
+        return self.pages[first - self.first :][:count]
 
 
 class Fetcher:
@@ -110,7 +115,7 @@ class Fetcher:
         async with asyncio.timeout(GREETING_S):
             connection = receiving.connection = await reach(station, receiving.expect.peer)
             await introduce(station, connection, receiving.expect.peer)
-        writer = station.spawn(connection.write_queued(station.buffers))
+        writer = station.spawn(connection.write_queued())
         try:
             self._act(key, receiving, leg.connected(time.monotonic()))
             while not leg.over:
@@ -125,23 +130,52 @@ class Fetcher:
             writer.cancel()
         return "its connection has ended"
 
-    async def _take_pages(self, key: Key, receiving: _Receiving, connection: Connection, message: Data) -> None:
-        station, leg = self._station, receiving.leg
-        count = leg.expected_pages(message)
-        if message.num_bytes != count * station.store.page_bytes:
+    async def _take_pages(self, key: Key, receiving: _Receiving, connection: Connection, data: Data) -> None:
+        """The answer to a read, which is in one piece on its connection.
+
+        Pages in host memory are filled in place: they are reserved for this leg, and nobody looks at them before the
+        leg has arrived.
+        """
+        store, leg = self._station.store, receiving.leg
+        count = leg.expected_pages(data)
+        if data.num_bytes != count * store.page_bytes:
             raise ProtocolError("it sends another number of bytes than its pages have")
-        async with station.buffers.take() as buffer:
-            await connection.receive_into(buffer[: message.num_bytes])
-            if leg.over:
-                return
-            actions = leg.received(message, station.digests_of(buffer, count), time.monotonic())
-            station.counters.num_damaged_reads += not any(isinstance(action, Store) for action in actions)
-            self._act(key, receiving, actions, buffer)
+        if pieces := self._station.pieces_of(receiving.places(data.first, count)):
+            digests = Digests(pieces, count)
+            await connection.receive_views(pieces, digests.go_on)
+            await self._take_verdict(key, receiving, connection, data.first, digests.of_pages)
+            return
+        async with self._station.buffers.take() as buffer:
+            await connection.receive_into(buffer[: data.num_bytes])
+            digests_of = self._station.digests_of(buffer, count)
+            await self._take_verdict(key, receiving, connection, data.first, digests_of, buffer)
+
+    async def _take_verdict(
+        self,
+        key: Key,
+        receiving: _Receiving,
+        connection: Connection,
+        first: int,
+        digests: list[int],
+        staged: memoryview | None = None,
+    ) -> None:
+        message = wire.decode_from_prefill(await connection.receive(wire.MAX_FRAME_BYTES))
+        leg, now_s = receiving.leg, time.monotonic()
+        if leg.over:
+            return
+        if isinstance(message, Sealed) and message.first == first:
+            actions = leg.received(message, digests, now_s)
+            self._station.counters.num_damaged_reads += not any(isinstance(action, Store) for action in actions)
+            self._act(key, receiving, actions, staged)
+        elif isinstance(message, Stale) and message.first == first:
+            self._act(key, receiving, leg.hear(message, now_s))
+        else:
+            raise ProtocolError("it does not say what the pages it has sent are worth")
 
     # --- what a leg asks for ----------------------------------------------------------------------------------------
 
     def _act(
-        self, key: Key, receiving: _Receiving, actions: Sequence[Action], buffer: memoryview | None = None
+        self, key: Key, receiving: _Receiving, actions: Sequence[Action], staged: memoryview | None = None
     ) -> None:
         station = self._station
         for action in actions:
@@ -152,9 +186,8 @@ class Fetcher:
                 case Connect(delay_s):
                     receiving.task = station.spawn(self._fetch(key, receiving, delay_s))
                 case Store(first, count):
-                    assert buffer is not None, "pages are stored that did not come"
-                    own = receiving.pages[first - receiving.first :][:count]
-                    station.store.write(own, buffer[: count * station.store.page_bytes])
+                    if staged is not None:
+                        station.store.write(receiving.places(first, count), staged[: count * station.store.page_bytes])
                     station.counters.num_pages_received += count
                 case Close():
                     self._drop(key, receiving)

@@ -10,7 +10,7 @@ import msgspec
 
 from baleen_worker.step import TokenLogprobs
 
-VERSION = 1
+VERSION = 2
 
 # (request_id, attempt): names both legs of a request on both workers.
 Key = tuple[bytes, int]
@@ -93,15 +93,24 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
 
 
 class Data(msgspec.Struct, frozen=True, array_like=True, tag="data"):
-    """Answer to a `Read`; `num_bytes` of pages follow the frame."""
+    """Beginning of the answer to a `Read`: `num_bytes` of pages follow the frame, then `Sealed` or `Stale`."""
 
     first: int
-    generations: list[int]
     num_bytes: int
 
 
+class Sealed(msgspec.Struct, frozen=True, array_like=True, tag="sealed"):
+    """End of the answer: the pages still had these generations when the last byte had been copied."""
+
+    first: int
+    generations: list[int]
+
+
 class Stale(msgspec.Struct, frozen=True, array_like=True, tag="stale"):
-    """Answer to a `Read` of pages that are not what was announced any more; they are announced anew."""
+    """Answer to a `Read` of pages that are not what was announced any more; they are announced anew.
+
+    Instead of `Data`, or after the bytes, which are void then.
+    """
 
     first: int
     count: int
@@ -141,4 +150,4 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
 
 
 FromDecode = Response | Want | Sample | Read | Ack | Alive
-FromPrefill = Challenge | Welcome | Wait | Chunk | Data | Stale | Scores | Final | Released | Sampled | Refused
+FromPrefill = Challenge | Welcome | Wait | Chunk | Data | Sealed | Stale | Scores | Final | Released | Sampled | Refused

@@ -38,6 +38,7 @@ from baleen_worker.transfer.messages import (
     Refused,
     Released,
     Scores,
+    Sealed,
     Stale,
     Wait,
     Want,
@@ -141,7 +142,7 @@ class ReceivingLeg:
         return self._fail(reason)
 
     def hear(self, message: FromPrefill, now_s: float) -> list[Action]:
-        """A message of the peer, `Data` excepted. Raises ProtocolError."""
+        """A message of the peer, `Data` and `Sealed` excepted. Raises ProtocolError."""
         if not self._begun or self._known.missing is None:
             self._progress_s = now_s
         match message:
@@ -177,9 +178,11 @@ class ReceivingLeg:
             raise ProtocolError("it answers a read that was not sent")
         return len(places)
 
-    def received(self, message: Data, digests: list[int], now_s: float) -> list[Action]:
-        """The pages of an answer are here, with these digests; nothing is stored yet."""
-        places = self._known.reading.pop(message.first)
+    def received(self, message: Sealed, digests: list[int], now_s: float) -> list[Action]:
+        """The pages of an answer have come, with these digests. Raises ProtocolError for an answer to nothing."""
+        places = self._known.reading.pop(message.first, None)
+        if places is None:
+            raise ProtocolError("it answers a read that was not sent")
         is_good = [place.generation for place in places] == message.generations and [
             place.digest for place in places
         ] == digests

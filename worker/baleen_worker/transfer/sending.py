@@ -21,7 +21,6 @@ from baleen_worker.transfer.messages import (
     Ack,
     Alive,
     Chunk,
-    Data,
     Final,
     FromDecode,
     FromPrefill,
@@ -29,6 +28,7 @@ from baleen_worker.transfer.messages import (
     Refused,
     Released,
     Scores,
+    Sealed,
     Stale,
     Wait,
 )
@@ -107,7 +107,7 @@ class SendingLeg:
         self._heard_s = now_s
         match message:
             case Read():
-                return [Serve(message)] if self._holds(message) else [Send(Stale(message.first, len(message.pages)))]
+                return [Serve(message)] if self.holds(message) else [Send(Stale(message.first, len(message.pages)))]
             case Ack():
                 if self._final is None:
                     raise ProtocolError("it acknowledges what was not sent")
@@ -118,12 +118,21 @@ class SendingLeg:
             case _:
                 raise ProtocolError(f"it sends a {type(message).__name__} in the middle of a leg")
 
-    def copied(self, read: Read, generations: list[int], num_bytes: int, now_s: float) -> Data | Stale:
+    def copied(self, read: Read, generations: list[int], now_s: float) -> Sealed | Stale:
         """Its pages were copied out; `generations` are those that the pages had after the copy. What to answer."""
-        if generations != read.generations or not self._holds(read):
+        if generations != read.generations or not self.holds(read):
             return Stale(read.first, len(read.pages))
         self._sent_s = now_s
-        return Data(read.first, read.generations, num_bytes)
+        return Sealed(read.first, read.generations)
+
+    def holds(self, read: Read) -> bool:
+        """Whether these pages are announced under these generations. Raises ProtocolError for lists of two lengths."""
+        if len(read.pages) != len(read.generations) or not read.pages:
+            raise ProtocolError("it reads pages without numbers or generations")
+        named = zip(read.pages, read.generations, strict=True)
+        return all(
+            self._announced.get(place, (-1, -1, -1))[:2] == entry for place, entry in enumerate(named, read.first)
+        )
 
     def tick(self, now_s: float) -> list[Action]:
         """Time has passed."""
@@ -134,14 +143,6 @@ class SendingLeg:
         if self._attached and now_s - self._sent_s > self._timers.progress_s * ALIVE_SHARE:
             return self._tell(Wait(), now_s)
         return []
-
-    def _holds(self, read: Read) -> bool:
-        if len(read.pages) != len(read.generations) or not read.pages:
-            raise ProtocolError("it reads pages without numbers or generations")
-        named = zip(read.pages, read.generations, strict=True)
-        return all(
-            self._announced.get(place, (-1, -1, -1))[:2] == entry for place, entry in enumerate(named, read.first)
-        )
 
     def _tell(self, message: FromPrefill, now_s: float) -> list[Action]:
         self._sent_s = now_s

@@ -18,13 +18,14 @@ from baleen_worker.transfer.connection import Connection
 from baleen_worker.transfer.handshake import GREETING_S, greet
 from baleen_worker.transfer.messages import (
     Chunk,
-    FromPrefill,
+    Data,
     Key,
     Read,
     Refused,
     Released,
     Sample,
     Scores,
+    Sealed,
     Stale,
     Wait,
     Want,
@@ -155,7 +156,7 @@ class Server:
     async def _serve_leg(self, key: Key, connection: Connection) -> None:
         if key in self._early:
             raise ProtocolError("another connection wants the same leg")
-        writer = self._station.spawn(connection.write_queued(self._station.buffers))
+        writer = self._station.spawn(connection.write_queued())
         try:
             if key in self._sending:
                 self._attach(key, connection)
@@ -219,14 +220,17 @@ class Server:
         if len(read.pages) > station.pages_per_read:
             raise ProtocolError(f"it reads more than {station.pages_per_read} pages at once")
 
-        def copy_out(buffer: memoryview) -> tuple[FromPrefill, memoryview | None]:
-            station.store.read(read.pages, buffer[:num_bytes])
-            after = [self._generation(page) for page in read.pages]
-            answer = leg.copied(read, after, num_bytes, time.monotonic())
-            if isinstance(answer, Stale):
+        async def answer() -> None:
+            if not leg.holds(read):
                 station.counters.num_stale_reads += 1
-                return answer, None
-            station.counters.num_pages_sent += len(read.pages)
-            return answer, buffer[:num_bytes]
+                await connection.write(wire.encode(Stale(read.first, len(read.pages))))
+                return
+            await connection.write(wire.encode(Data(read.first, num_bytes)))
+            await station.write_pages(read.pages, connection)
+            generations = [self._generation(page) for page in read.pages]
+            verdict = leg.copied(read, generations, time.monotonic())
+            station.counters.num_stale_reads += isinstance(verdict, Stale)
+            station.counters.num_pages_sent += len(read.pages) * isinstance(verdict, Sealed)
+            await connection.write(wire.encode(verdict))
 
-        connection.send_pages(copy_out)
+        connection.send_pages(answer)

@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from baleen_worker.transfer.connection import Buffers
 from baleen_worker.transfer.orders import LegNews
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from baleen_worker.transfer.wire import Identity
 
 # Bytes that one read asks for, unless a page is larger.
-_READ_BYTES = 4 << 20
+_READ_BYTES = 8 << 20
 _MAX_COMPLAINTS = 256
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,29 @@ class Counters:
     num_damaged_reads: int = 0
     num_failed: int = 0
     num_dropped: int = 0
+
+
+class Digests:
+    """XXH3_64 of pages that come in pieces, as many a page as `pieces` has for each of `num_pages`."""
+
+    def __init__(self, pieces: Sequence[memoryview], num_pages: int) -> None:
+        self.of_pages: list[int] = []
+        self._pieces = pieces
+        self._per_page = len(pieces) // num_pages
+        self._num_done = 0
+        self._hash = xxh3_64()
+
+    def go_on(self, num_done: int) -> None:
+        """So many pieces are here."""
+        update = self._hash.update
+        while self._num_done < num_done:
+            page_end = (len(self.of_pages) + 1) * self._per_page
+            for piece in self._pieces[self._num_done : min(num_done, page_end)]:
+                update(piece)
+            self._num_done = min(num_done, page_end)
+            if self._num_done == page_end:
+                self.of_pages.append(self._hash.intdigest())
+                self._hash.reset()
 
 
 class Station:
@@ -129,20 +152,37 @@ class Station:
             self._complaints.add(reason)
             logger.warning("a peer at %s is dropped: %s", "?" if connection is None else connection.name, reason)
 
+    def pieces_of(self, pages: Sequence[int]) -> list[memoryview]:
+        """The bytes of pages in order, where they are; none where that is not in host memory."""
+        return [piece for page in pages for piece in self.store.views(page)]
+
     def digests(self, pages: Sequence[int]) -> list[int]:
         """XXH3_64 of each page's bytes."""
-        digests: list[int] = []
-        buffer = self.buffers.own
+        if pieces := self.pieces_of(pages):
+            digests = Digests(pieces, len(pages))
+            digests.go_on(len(pieces))
+            return digests.of_pages
+        of_pages: list[int] = []
         for start in range(0, len(pages), self.pages_per_read):
             part = pages[start : start + self.pages_per_read]
-            self.store.read(part, buffer[: len(part) * self.store.page_bytes])
-            digests += self.digests_of(buffer, len(part))
-        return digests
+            self.store.read(part, self.buffers.own[: len(part) * self.store.page_bytes])
+            of_pages += self.digests_of(self.buffers.own, len(part))
+        return of_pages
 
     def digests_of(self, buffer: memoryview, count: int) -> list[int]:
         """The same of the first pages in a buffer."""
         size = self.store.page_bytes
         return [xxh3_64_intdigest(buffer[at * size : (at + 1) * size]) for at in range(count)]
+
+    async def write_pages(self, pages: Sequence[int], connection: Connection) -> None:
+        """Sends pages, at most `pages_per_read`."""
+        if pieces := self.pieces_of(pages):
+            await connection.write_views(pieces)
+            return
+        async with self.buffers.take() as buffer:
+            staged = buffer[: len(pages) * self.store.page_bytes]
+            self.store.read(pages, staged)
+            await connection.write(staged)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)

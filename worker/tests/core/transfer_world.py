@@ -31,13 +31,13 @@ from baleen_worker.transfer.actions import (
 )
 from baleen_worker.transfer.messages import (
     Chunk,
-    Data,
     Final,
     FromDecode,
     FromPrefill,
     Key,
     Read,
     Released,
+    Sealed,
     Stale,
     Want,
 )
@@ -247,9 +247,9 @@ class World:
             copied[0] = (_FOREIGN, 99)
             digests[0] = hash(copied[0])
         after = [self.generations[page] for page in read.pages] if self.checks.generations else read.generations
-        answer = side.leg.copied(read, after, len(copied), self.now_s)
+        answer = side.leg.copied(read, after, self.now_s)
         if not self.checks.generations:
-            answer = Data(read.first, read.generations, len(copied))
+            answer = Sealed(read.first, read.generations)
         self.seen["stale"] += isinstance(answer, Stale)
         self._send_to_decode(key, link, answer, copied, digests)
 
@@ -380,8 +380,7 @@ class World:
         if side is None or side.leg.over or side.link is not link or not link.is_open:
             return
         try:
-            if isinstance(message, Data):
-                side.leg.expected_pages(message)
+            if isinstance(message, Sealed):
                 if not self.checks.digests:
                     reading = side.leg._known.reading[message.first]  # pyright: ignore[reportPrivateUsage]
                     digests = [place.digest for place in reading]
