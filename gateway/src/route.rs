@@ -12,6 +12,7 @@ pub mod pages;
 pub mod pd;
 pub mod policy;
 pub mod prefix;
+mod table;
 
 use cost::CostModel;
 use load::WorkerLoad;
@@ -114,7 +115,7 @@ fn choose_by(
         Policy::RoundRobin => policy::in_turn(turn, workers.len()),
         Policy::PowerOfTwo => policy::lighter_of_two(turn, workers),
         Policy::LeastLoad => policy::least_loaded(turn, workers),
-        Policy::PrefixHash => policy::by_hash(beginning_hash(request), turn, workers),
+        Policy::PrefixHash => policy::by_hash(beginning_hash(request), workers),
         Policy::CacheAware => policy::cheapest(turn, workers.len(), cost_us),
     }
 }

@@ -5,7 +5,7 @@
 //! recently used. The router learns of stored and dropped pages when the prompt is done, and of loads once a second.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -24,6 +24,9 @@ const GPUS: f64 = 8.0;
 const STEP_S: f64 = 0.020;
 /// What each further request adds to a step.
 const STEP_PER_REQUEST_S: f64 = 0.000_06;
+const FLEETS: [u16; 4] = [8, 16, 32, 64];
+/// Pages of one worker's cache.
+const CACHES: [usize; 4] = [400, 750, 1_500, 3_000];
 const POLICIES: [(&str, Policy); 5] = [
     ("cache_aware", Policy::CacheAware),
     ("prefix_hash", Policy::PrefixHash),
@@ -43,22 +46,28 @@ pub fn conversations() -> Value {
     json!({"shared": of(&shared), "strangers": of(&strangers)})
 }
 
-/// What knowing the caches gains by the size of the fleet, and the most that any routing could: all tokens that came
-/// before, in one cache that forgets nothing.
+/// What knowing the caches gains, by the size of the fleet and of its caches; and the most that any routing could: all
+/// tokens that came before, in one cache that forgets nothing. The trace's distinct pages are told beside it, so that a
+/// cache can be read as a share of them.
 pub fn gain() -> Value {
     let arrivals = trace::conversations(20.0);
-    let share = |size, policy| Fleet::new(size, 1_500, policy).run(&arrivals)["cached_share"].clone();
-    let of = |size: u16| {
-        let shares = json!({
-            "cache_aware": share(size, Policy::CacheAware),
-            "round_robin": share(size, Policy::RoundRobin),
-        });
-        (size.to_string(), shares)
+    let share = |size, pages, policy| Fleet::new(size, pages, policy).run(&arrivals)["cached_share"].clone();
+    let of = |size: u16, pages: usize| {
+        json!({
+            "workers": size,
+            "pages_each": pages,
+            "cache_aware": share(size, pages, Policy::CacheAware),
+            "round_robin": share(size, pages, Policy::RoundRobin),
+        })
     };
-    let mut shares: Map<_, _> = [8, 16, 32, 64].map(of).into_iter().collect();
-    let everything = Fleet::new(1, usize::MAX, Policy::RoundRobin).run(&arrivals)["cached_share"].clone();
-    shares.insert("most_possible".into(), everything);
-    json!(shares)
+    let grid: Vec<Value> = CACHES
+        .iter()
+        .flat_map(|&pages| FLEETS.iter().map(move |&size| (size, pages)))
+        .map(|(size, pages)| of(size, pages))
+        .collect();
+    let everything = share(1, usize::MAX, Policy::RoundRobin);
+    let distinct: HashSet<u64> = arrivals.iter().flat_map(|arrival| page_hashes(&arrival.prompt, "", PAGE)).collect();
+    json!({"grid": grid, "most_possible": everything, "distinct_pages": distinct.len()})
 }
 
 /// A second of 100,000 requests for 1,000 workers, and smaller fleets at the same load a worker.

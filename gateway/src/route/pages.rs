@@ -15,10 +15,12 @@ pub fn page_hashes(prompt: &[u32], cache_salt: &str, page_size_tokens: usize) ->
 /// The same, each when it is asked for.
 pub fn page_names(prompt: &[u32], cache_salt: &str, page_size_tokens: usize) -> impl Iterator<Item = u64> {
     let mut parent = xxh3_64(cache_salt.as_bytes());
-    let mut bytes = Vec::with_capacity(page_size_tokens * size_of::<u32>());
+    let mut bytes = vec![0; page_size_tokens * size_of::<u32>()];
     let name = move |page: &[u32]| {
-        bytes.clear();
-        page.iter().for_each(|token| bytes.extend_from_slice(&token.to_le_bytes()));
+        bytes
+            .chunks_exact_mut(size_of::<u32>())
+            .zip(page)
+            .for_each(|(at, token)| at.copy_from_slice(&token.to_le_bytes()));
         parent = child_hash(parent, xxh3_64(&bytes));
         parent
     };

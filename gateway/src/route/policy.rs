@@ -69,7 +69,7 @@ pub(super) fn cheapest(turn: u64, count: usize, cost: impl Fn(usize) -> f64) -> 
 
 /// Rendezvous hashing: each worker bids for `key`, and the highest bid of a worker with room wins. A worker that leaves
 /// or joins moves only its own prompts.
-pub(super) fn by_hash(key: u64, turn: u64, workers: &[Candidate]) -> Option<usize> {
+pub(super) fn by_hash(key: u64, workers: &[Candidate]) -> Option<usize> {
     let total: usize = workers.iter().map(|worker| worker.load.requests()).sum();
     #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
     let has_room = |worker: &Candidate| {
@@ -77,8 +77,8 @@ pub(super) fn by_hash(key: u64, turn: u64, workers: &[Candidate]) -> Option<usiz
         (worker.load.requests() as f64) < (HASH_LOAD_FACTOR * mean).max(1.0)
     };
     let bidders = workers.iter().enumerate().filter(|(_, worker)| has_room(worker));
-    let winner = bidders.max_by_key(|(_, worker)| mixed(key ^ worker.name_hash)).map(|(index, _)| index);
-    winner.or_else(|| least_loaded(turn, workers))
+    // The least loaded worker is never above the mean, so somebody bids.
+    bidders.max_by_key(|(_, worker)| mixed(key ^ worker.name_hash)).map(|(index, _)| index)
 }
 
 /// All indices, `first` first.

@@ -4,23 +4,21 @@
 //! all pages before it, so one walk along a prompt, which keeps the set of workers that have had every page so far, says
 //! for all of them where they stop, and ends where nobody is left.
 
-use std::collections::HashMap;
 use std::sync::{PoisonError, RwLock};
 
-use foldhash::fast::FixedState;
-
 use super::holders::Holders;
+use super::table::Table;
 
 /// Pages of a prompt that are looked up together.
 const BATCH: usize = 16;
 
-/// The table is cut so that forgetting a worker never locks out decisions for long.
-const NUM_SHARDS: u64 = 64;
+/// The table is cut so that neither its growth nor forgetting a worker ever locks out decisions for long.
+const NUM_SHARDS: u64 = 256;
 
 /// See the module. Numbers of workers are their places in the pool.
 #[derive(Debug)]
 pub struct PrefixIndex {
-    shards: Vec<HashMap<u64, Holders, FixedState>>,
+    shards: Vec<Table>,
     workers: Vec<Tracked>,
 }
 
@@ -42,7 +40,7 @@ pub enum CacheChange {
 
 impl Default for PrefixIndex {
     fn default() -> Self {
-        Self { shards: (0..NUM_SHARDS).map(|_| HashMap::default()).collect(), workers: Vec::new() }
+        Self { shards: (0..NUM_SHARDS).map(|_| Table::default()).collect(), workers: Vec::new() }
     }
 }
 
@@ -63,7 +61,7 @@ impl PrefixIndex {
             if tracked.num_pages >= tracked.max_pages {
                 return;
             }
-            tracked.num_pages += usize::from(self.shards[shard_of(page)].entry(page).or_default().insert(worker));
+            tracked.num_pages += usize::from(self.shards[shard_of(page)].insert(page, worker));
         }
     }
 
@@ -71,25 +69,16 @@ impl PrefixIndex {
     pub fn removed(&mut self, worker: u16, pages: &[u64]) {
         let Some(tracked) = self.workers.get_mut(usize::from(worker)) else { return };
         for &page in pages {
-            let shard = &mut self.shards[shard_of(page)];
-            let Some(holders) = shard.get_mut(&page) else { continue };
-            tracked.num_pages -= usize::from(holders.remove(worker));
-            if holders.is_empty() {
-                shard.remove(&page);
-            }
+            tracked.num_pages -= usize::from(self.shards[shard_of(page)].remove(page, worker));
         }
     }
 
     /// Forgets what the worker holds in one of the table's parts.
     fn forget_in(&mut self, worker: u16, shard: usize) {
         let Some(tracked) = self.workers.get_mut(usize::from(worker)) else { return };
-        if tracked.num_pages == 0 {
-            return;
+        if tracked.num_pages > 0 {
+            tracked.num_pages -= self.shards[shard].forget(worker);
         }
-        self.shards[shard].retain(|_, holders| {
-            tracked.num_pages -= usize::from(holders.remove(worker));
-            !holders.is_empty()
-        });
     }
 
     /// How many of the first pages of a prompt each worker holds, by its number. No more of `prompt` is taken than
@@ -101,13 +90,18 @@ impl PrefixIndex {
         let mut here = vec![u64::MAX; self.workers.len().div_ceil(64)];
         let mut place = 0;
         loop {
-            // Looked up together, so that waits for memory overlap.
-            let mut held = [None; BATCH];
+            let mut names = [0; BATCH];
             let mut num_pages = 0;
-            for (found, page) in held.iter_mut().zip(&mut prompt) {
-                *found = self.holders(page);
+            for (name, page) in names.iter_mut().zip(&mut prompt) {
+                *name = page;
                 num_pages += 1;
             }
+            // Looked up together, so that waits for memory overlap.
+            let begun = names.map(|page| self.shards[shard_of(page)].begin(page));
+            let held: [_; BATCH] = std::array::from_fn(|at| {
+                let page = names[at];
+                self.shards[shard_of(page)].find(page, begun[at])
+            });
             for holders in &held[..num_pages] {
                 let goes_on = keep(&mut here, *holders, |worker| {
                     if let Some(depth) = depths.get_mut(worker) {
@@ -141,16 +135,7 @@ impl PrefixIndex {
     /// Memory of the table, bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        // hashbrown keeps a control byte beside every slot and fills at most 7 of 8.
-        let slot = size_of::<(u64, Holders)>() + 1;
-        let shard_bytes = |shard: &HashMap<u64, Holders, FixedState>| {
-            (shard.capacity() * 8).div_ceil(7) * slot + shard.values().map(Holders::heap_bytes).sum::<usize>()
-        };
-        self.shards.iter().map(shard_bytes).sum()
-    }
-
-    fn holders(&self, page: u64) -> Option<&Holders> {
-        self.shards[shard_of(page)].get(&page)
+        self.shards.iter().map(Table::bytes).sum()
     }
 }
 

@@ -64,6 +64,13 @@ fn the_least_loaded_worker_is_chosen() {
 }
 
 #[test]
+fn of_equally_many_requests_those_with_fewer_tokens_to_compute_are_lighter() {
+    let waiting = |tokens: u64| WorkerLoad { waiting_prompt_tokens: tokens, ..busy(2, 0) };
+    let workers = workers(&[waiting(900), waiting(100), waiting(500)]);
+    assert_eq!(choices(&router(Policy::LeastLoad).0, &[1; 99], &workers, 3), [1; 3]);
+}
+
+#[test]
 fn of_two_drawn_workers_the_lighter_one_is_chosen() {
     let router = router(Policy::PowerOfTwo).0;
     let loads = [busy(9, 0), busy(5, 0), busy(7, 0), busy(1, 0)];
@@ -127,6 +134,10 @@ fn equal_beginnings_go_to_one_worker_until_it_is_busier_than_the_others() {
     let spread: std::collections::HashSet<usize> =
         (0..200).flat_map(|first| choices(&router, &[first; 300], &workers(&loads), 1)).collect();
     assert_eq!(spread.len(), 5);
+    // The names decide, in whatever order they are given.
+    let named: Vec<Candidate> = workers(&loads).into_iter().rev().collect();
+    let again = choices(&router, &prompt, &named, 1)[0];
+    assert_eq!(usize::from(named[again].worker), home[0]);
     let mut uneven = loads;
     uneven[home[0]] = busy(40, 0);
     assert_ne!(choices(&router, &prompt, &workers(&uneven), 1), home[..1]);
@@ -135,4 +146,21 @@ fn equal_beginnings_go_to_one_worker_until_it_is_busier_than_the_others() {
         workers(&loads).into_iter().filter(|worker| usize::from(worker.worker) != (home[0] + 1) % 5).collect();
     let moved = choices(&router, &prompt, &left, 1)[0];
     assert_eq!(usize::from(left[moved].worker), home[0]);
+}
+
+#[test]
+fn prompts_that_part_within_256_tokens_and_those_of_other_tenants_are_spread() {
+    let router = router(Policy::PrefixHash).0;
+    let workers = workers(&[busy(4, 0); 5]);
+    let parting: Vec<u32> = (0..100).collect();
+    let homes = |prompts: &mut dyn Iterator<Item = (Vec<u32>, String)>| {
+        let home = |(prompt, cache_salt): (Vec<u32>, String)| {
+            let request = RouteRequest { cache_salt: &cache_salt, ..request(&prompt) };
+            router.choose(&request, &workers).unwrap().index
+        };
+        prompts.map(home).collect::<std::collections::HashSet<_>>().len()
+    };
+    let parted = |last: u32| parting.iter().copied().chain([last; 200]).collect::<Vec<_>>();
+    assert_eq!(homes(&mut (0..60).map(|last| (parted(last), String::new()))), 5);
+    assert_eq!(homes(&mut (0..60).map(|tenant: u32| (parted(0), tenant.to_string()))), 5);
 }

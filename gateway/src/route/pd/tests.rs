@@ -106,6 +106,19 @@ fn long_prompts_leave_half_of_the_prefill_workers_to_short_ones() {
 }
 
 #[test]
+fn every_gateway_draws_the_same_half_for_long_prompts() {
+    let decodes = workers(5, &[1]);
+    let takes_long = |prefills: &[Candidate]| -> BTreeSet<u16> {
+        let (router, _) = router(Policy::RoundRobin);
+        let chosen = (0..20).map(|_| choose(&router, &vec![1; LONG], prefills, &decodes).unwrap().prefill);
+        chosen.map(|place| prefills[place].worker).collect()
+    };
+    let prefills = workers(0, &[1; 5]);
+    let reversed: Vec<Candidate> = prefills.iter().rev().copied().collect();
+    assert_eq!(takes_long(&prefills), takes_long(&reversed));
+}
+
+#[test]
 fn a_long_prompt_that_is_cached_is_a_short_one() {
     let (router, prefixes) = router(Policy::CacheAware);
     let (prefills, decodes) = (workers(0, &[1; 4]), workers(4, &[1]));
@@ -123,7 +136,8 @@ fn a_long_prompt_that_is_cached_is_a_short_one() {
 fn each_half_has_its_policy() {
     let policies = Policies { unified: Policy::CacheAware, prefill: Policy::RoundRobin, decode: Policy::LeastLoad };
     let (router, _) = router(policies);
-    let (prefills, mut decodes) = (workers(0, &[1; 2]), workers(2, &[1; 2]));
+    let (mut prefills, mut decodes) = (workers(0, &[1; 2]), workers(2, &[1; 2]));
+    prefills[0].load.in_flight = 9;
     decodes[0].load.in_flight = 1;
     let pairs: Vec<_> = (0..4).map(|_| choose(&router, &[1; 99], &prefills, &decodes).unwrap()).collect();
     assert_eq!(pairs.iter().map(|pair| pair.prefill).collect::<Vec<_>>(), [0, 1, 0, 1]);
