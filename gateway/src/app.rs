@@ -86,7 +86,7 @@ impl App {
     /// An application whose workers are not connected yet.
     #[must_use]
     pub fn new(config: Config) -> Arc<Self> {
-        let pool = Pool::new(config.source.specs());
+        let pool = Pool::new(config.source.specs(), config.worker_key.clone());
         let metrics = Arc::new(Metrics::new());
         Arc::new(Self {
             generator: Generator::new(pool.clone(), config.policies, metrics.clone()),

@@ -14,17 +14,21 @@ use tokio::net::lookup_host;
 pub mod args;
 pub mod keys;
 pub mod locate;
+pub mod names;
 pub mod workers;
 
 pub use args::{Dtype, LogFormat, LogLevel, ServeArgs};
 pub use keys::{KeyDigest, KeyFile, KeySpec, digest};
 use locate::Surroundings;
+use names::Name;
 pub use workers::{LocalWorker, Source};
-use workers::{local_worker, remote_workers};
+use workers::{local_worker, named_workers, remote_workers};
 
 use crate::chat::dialect::Dialect;
 use crate::chat::style::{StyleChoice, Thinking};
+use crate::discovery::dns::LEAST_INTERVAL;
 use crate::route::policy::Policies;
+use crate::worker::key::WorkerKey;
 
 /// Proxies cut connections that are idle for as little as half a minute.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
@@ -40,6 +44,14 @@ pub struct Config {
     pub listen: SocketAddr,
     pub limits: Limits,
     pub source: Source,
+    /// What the workers share with this gateway.
+    pub worker_key: Option<WorkerKey>,
+    /// Names in DNS that stand for further workers.
+    pub names: Vec<Name>,
+    /// Asked for these names; none for the servers of this machine's configuration.
+    pub dns_server: Option<SocketAddr>,
+    /// However short answers live, a name is asked for no more often.
+    pub dns_least_interval: Duration,
     /// Names the workers, and is read again when it changes.
     pub workers_file: Option<PathBuf>,
     /// How the workers of a request are chosen.
@@ -79,7 +91,14 @@ impl Config {
     pub async fn new(args: ServeArgs, surroundings: &Surroundings) -> Result<Self, ConfigError> {
         let style = style(&args)?;
         let listen = resolve(&args.host, args.port).await?;
+        refuse_strangers(&args, listen)?;
         let tokenizer = args.tokenizer.as_deref().map(tokenizer_file).transpose()?;
+        let names = named_workers(&args)?;
+        if names.is_empty() && args.dns_server.is_some() {
+            return Err(ConfigError(
+                "--dns-server has no effect without a worker that is given by dns:// or dns+srv://".into(),
+            ));
+        }
         let (source, served_model_name) = match remote_workers(&args)? {
             Some(specs) => (Source::Remote(specs), args.served_model_name.clone()),
             None => {
@@ -98,6 +117,10 @@ impl Config {
                 max_body_bytes: args.max_body_bytes,
             },
             source,
+            names,
+            dns_server: args.dns_server,
+            dns_least_interval: LEAST_INTERVAL,
+            worker_key: args.worker_key_file.as_deref().map(worker_key).transpose()?,
             workers_file: args.workers_file.clone(),
             policies: Policies {
                 unified: args.policy,
@@ -126,12 +149,23 @@ impl Config {
         let listed = file.map(|file| file.keys.clone()).unwrap_or_default();
         self.api_key_digest.map(KeySpec::single).into_iter().chain(listed).collect()
     }
+}
 
-    /// Whether others than this machine can reach the gateway.
-    #[must_use]
-    pub fn is_public(&self) -> bool {
-        !self.listen.ip().is_loopback()
+/// A listener that other machines reach asks for a key, unless the operator says that it need not.
+fn refuse_strangers(args: &ServeArgs, listen: SocketAddr) -> Result<(), ConfigError> {
+    let needs_key = args.api_key.is_some() || args.api_keys.is_some();
+    if listen.ip().is_loopback() || needs_key || args.insecure_listen {
+        return Ok(());
     }
+    Err(ConfigError(format!(
+        "--host {} would let everybody who reaches it use this server: ask for a key by --api-key or --api-keys, or say \
+         --insecure-listen where the network keeps strangers away",
+        args.host
+    )))
+}
+
+fn worker_key(path: &Path) -> Result<WorkerKey, ConfigError> {
+    WorkerKey::read(path).map_err(|reason| ConfigError(format!("--worker-key-file {reason}")))
 }
 
 /// What the operator says about how the model speaks, under the names that other servers use.

@@ -9,6 +9,7 @@ pub mod app;
 pub mod chat;
 pub mod cli;
 pub mod config;
+pub mod discovery;
 pub mod error;
 pub mod generate;
 pub mod http;

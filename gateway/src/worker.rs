@@ -10,6 +10,7 @@ pub mod calls;
 pub mod client;
 pub mod codec;
 pub mod dispatch;
+pub mod key;
 pub mod mailbox;
 pub mod outbox;
 pub mod pool;
@@ -30,6 +31,9 @@ pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Feature of workers that take up an answer which another one began (`resumed_token_ids`).
 pub const RESUME: &str = "resume";
+
+/// Feature of workers between which the way of pages can be tried (`ProbeTransfer`).
+pub const PROBE_TRANSFER: &str = "probe_transfer";
 
 /// Which part of a request a worker does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -7,12 +7,14 @@ flags are in `launch_flags.py`, each with the values it may have or the reason w
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from baleen_worker import disaggregation_flags, kernel_flags, launch_flags, logit_processors
+from baleen_worker.access import check_listeners
 from baleen_worker.cache.host import WritePolicy
 from baleen_worker.cache.prefix import PAGE_SIZE_TOKENS
 from baleen_worker.config import (
@@ -33,6 +35,7 @@ from baleen_worker.flag_values import (
     named_place,
     number,
 )
+from baleen_worker.keys import read_key
 from baleen_worker.waiting import Policy
 
 if TYPE_CHECKING:
@@ -44,6 +47,7 @@ LOAD_FORMATS = ("auto", "safetensors", "dummy")
 RUNNERS = ("model", "fake")
 SCHEDULE_POLICIES = tuple(policy.value for policy in Policy)
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "fp8_e4m3")
+_KEY_VARIABLE = "BALEEN_WORKER_KEY_FILE"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -99,7 +103,9 @@ def parse(arguments: Sequence[str]) -> LaunchConfig:
         supervised=values["supervised"],
         metrics_port=values["metrics_port"],
         kv_events=values["kv_events_config"],
+        key_file=_key_file(values),
     )
+    check_listeners(head, insecure=values["insecure_listen"])
     return LaunchConfig(head=head, worker=worker)
 
 
@@ -142,6 +148,18 @@ def _add_serving(parser: argparse.ArgumentParser) -> None:
         type=_kv_events,
         metavar="JSON",
         help='publish what the prefix cache holds over ZMQ, e.g. {"endpoint": "tcp://*:5557"}',
+    )
+    add(
+        "--worker-key-file",
+        type=Path,
+        default=os.environ.get(_KEY_VARIABLE) or None,
+        metavar="FILE",
+        help=f"a secret that this worker shares with its gateways; without the flag, {_KEY_VARIABLE} names the file",
+    )
+    add(
+        "--insecure-listen",
+        action="store_true",
+        help="let other machines reach listeners that ask for no key, since the network keeps strangers away",
     )
     add("--metrics-port", type=integer(1, 65535), metavar="PORT", help="serve Prometheus metrics on this port too")
 
@@ -284,6 +302,15 @@ def _model_dir(values: dict[str, Any]) -> Path:
     if not chosen.is_dir():
         raise ConfigError(f"{chosen} is not a folder: MODEL_DIR is a folder with config.json and safetensors files")
     return chosen
+
+
+def _key_file(values: dict[str, Any]) -> Path | None:
+    named = values["worker_key_file"]
+    if named is None:
+        return None
+    file = Path(named)
+    read_key(file, "--worker-key-file")
+    return file
 
 
 def _host_cache(values: dict[str, Any]) -> HostCacheConfig | None:

@@ -135,16 +135,25 @@ class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Whether anything is published."""
         return self.publisher == "zmq" and self.enable_kv_cache_events
 
+    @property
+    def binds_endpoint(self) -> bool:
+        """Whether subscribers come to `endpoint`; else it is a subscriber's own address."""
+        return "*" in self.endpoint or "::" in self.endpoint or self.endpoint.startswith(("ipc://", "inproc://"))
+
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """What only the head process needs: where it listens and how it is supervised."""
+    """What only the head process needs: where it listens, for whom, and how it is supervised.
+
+    `key_file` holds what this worker shares with its gateways; None: whoever reaches it may call.
+    """
 
     host: str = "127.0.0.1"
     port: int = 30001
     model_id: str = ""
     supervised: bool = False
     metrics_port: int | None = None
+    key_file: Path | None = None
     kv_events: KvEventsConfig | None = None
 
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from baleen_worker.config import ConfigError, DisaggregationConfig
 from baleen_worker.flag_values import host_and_port, integer, number
+from baleen_worker.keys import read_key
 
 if TYPE_CHECKING:
     import argparse
 
+KEY_FLAG = "--disaggregation-key-file"
 _MODES = ("null", "prefill", "decode")
 _BACKENDS = ("tcp",)
-_LEAST_KEY_BYTES = 16
 _OF_BOTH = (
     "disaggregation_transfer_backend",
     "disaggregation_key_file",
@@ -81,8 +82,10 @@ def chosen(values: dict[str, Any]) -> DisaggregationConfig | None:
         )
     host = values["disaggregation_host"] or values["host"]
     key_file: Path | None = values["disaggregation_key_file"]
+    if key_file is None and values["worker_key_file"] is not None:
+        key_file = Path(values["worker_key_file"])  # one secret may serve both
     if key_file is not None:
-        read_key(key_file)
+        read_key(key_file, KEY_FLAG)
     if mode == "prefill":
         _check_host(host, key_file, is_advertised=values["disaggregation_advertise_address"] is not None)
     given = {
@@ -93,20 +96,6 @@ def chosen(values: dict[str, Any]) -> DisaggregationConfig | None:
     }
     given = {name: value for name, value in given.items() if value is not None}
     return DisaggregationConfig(prefills=mode == "prefill", host=host, key_file=key_file, **given)
-
-
-def read_key(file: Path) -> bytes:
-    """The secret. Raises ConfigError."""
-    try:
-        key = file.read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(f"--disaggregation-key-file {file} cannot be read: {error.strerror}") from None
-    if len(key) < _LEAST_KEY_BYTES:
-        raise ConfigError(
-            f"--disaggregation-key-file {file} holds {len(key)} bytes, which can be guessed: "
-            f"put at least {_LEAST_KEY_BYTES} random ones there"
-        )
-    return key
 
 
 def _refuse_idle(values: dict[str, Any], mode: str) -> None:
@@ -132,6 +121,6 @@ def _check_host(host: str, key_file: Path | None, *, is_advertised: bool) -> Non
         )
     if not address.is_loopback and key_file is None:
         raise ConfigError(
-            f"pages would be served on {host} to everybody: give both sides a secret with --disaggregation-key-file, "
-            "or serve them on 127.0.0.1"
+            f"pages would be served on {host} to everybody: give both sides a secret with --worker-key-file or "
+            "--disaggregation-key-file, or serve them on 127.0.0.1"
         )

@@ -25,8 +25,10 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from baleen_worker.access import KeyCheck
 from baleen_worker.assignment import Assignment
 from baleen_worker.config import ConfigError, LaunchConfig
+from baleen_worker.keys import read_key
 from baleen_worker.kv_events import KvEventPublisher
 from baleen_worker.limits import model_facts
 from baleen_worker.messages import Fatal, Flushed, Loading, PeerTried, Ready, StepDone, Surveyed
@@ -79,7 +81,9 @@ class _Head:
         self._background: list[asyncio.Task[None]] = []
 
     async def run(self) -> int:
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        key_file = self._config.head.key_file
+        checks = [] if key_file is None else [KeyCheck(read_key(key_file, "--worker-key-file"))]
+        server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=checks)
         try:
             address = await self._listen(server)
             self._watch_metrics()

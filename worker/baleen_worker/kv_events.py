@@ -39,10 +39,10 @@ class KvEventPublisher:
         self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
         self._num_sent = 0
         self._context = zmq.asyncio.Context()
-        self._publisher = self._open(zmq.PUB, config.endpoint, config.hwm)
+        self._publisher = self._open(zmq.PUB, config.endpoint, config.hwm, binds=config.binds_endpoint)
         self._replays = None
         if config.replay_endpoint is not None:
-            self._replays = self._open(zmq.ROUTER, config.replay_endpoint, config.hwm)
+            self._replays = self._open(zmq.ROUTER, config.replay_endpoint, config.hwm, binds=True)
 
     async def publish(self, events: Sequence[CacheEvent]) -> None:
         """Sends the events of one step as one batch; never waits for a subscriber."""
@@ -70,12 +70,11 @@ class KvEventPublisher:
         """Gives the sockets back; what was sent a moment ago may be lost."""
         self._context.destroy(linger=0)
 
-    def _open(self, kind: int, endpoint: str, hwm: int) -> zmq.asyncio.Socket:
+    def _open(self, kind: int, endpoint: str, hwm: int, *, binds: bool) -> zmq.asyncio.Socket:
         socket = self._context.socket(kind)
         socket.set(zmq.SNDHWM, hwm)
-        binds = "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
         try:
-            (socket.bind if binds or kind == zmq.ROUTER else socket.connect)(endpoint)
+            (socket.bind if binds else socket.connect)(endpoint)
         except zmq.ZMQError as error:
             self.close()
             raise ValueError(f"--kv-events-config: cannot use {endpoint}: {error.strerror}") from None

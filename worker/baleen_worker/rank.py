@@ -21,11 +21,12 @@ from baleen_worker.cache.host import HostTier, WritePolicy
 from baleen_worker.cache.pages import PagePool
 from baleen_worker.cache.prefix import PrefixCache
 from baleen_worker.config import WorkerConfig
-from baleen_worker.disaggregation_flags import read_key
+from baleen_worker.disaggregation_flags import KEY_FLAG
 from baleen_worker.engine import Engine, Inbox, Outbox
 from baleen_worker.fake_runner import build_fake_runner
 from baleen_worker.fake_script import FakeScript
 from baleen_worker.grammar.room import GrammarRoom, TriedCompiler
+from baleen_worker.keys import read_key
 from baleen_worker.messages import Fatal, Loading, Ready
 from baleen_worker.scheduler import Scheduler, SchedulerLimits
 from baleen_worker.transfer.actions import Timers
@@ -125,7 +126,7 @@ def _transfer(assignment: Assignment, built: BuiltRunner, pages: PagePool, inbox
     if config is None:
         return None
     assert built.page_store is not None, "the runner's pages cannot be read"
-    secret = b"" if config.key_file is None else read_key(config.key_file)
+    secret = b"" if config.key_file is None else read_key(config.key_file, KEY_FLAG)
     # The engine's thread and the transfer's share an interpreter: neither may keep the other waiting for long.
     sys.setswitchinterval(_SWITCH_S)
     try:

@@ -9,12 +9,14 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinHandle, JoinSet};
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use super::{banner, probe, reload};
 use crate::app::{App, FirstModel};
 use crate::config::locate::Surroundings;
+use crate::config::names::Name;
 use crate::config::{Config, ConfigError, ServeArgs, Source};
+use crate::discovery::dns;
 use crate::http::{self, listen};
 use crate::supervisor::{Phase, StartError, Supervisor};
 use crate::telemetry::{self, UPKEEP_INTERVAL};
@@ -62,9 +64,6 @@ pub async fn run(args: ServeArgs) -> Result<(), ServeError> {
     let address = config.listen;
     let listener = TcpListener::bind(address).await.map_err(|source| ServeError::Listen { address, source })?;
     let address = listener.local_addr().map_err(|source| ServeError::Listen { address, source })?;
-    if config.is_public() && !config.needs_key() {
-        warn!(%address, "others than this machine may reach this server, and neither --api-key nor --api-keys protects it");
-    }
     if let Source::Local(worker) = &config.source {
         probe::check(worker).await.map_err(ServeError::Probe)?;
     }
@@ -122,11 +121,12 @@ impl Server {
         let (stop_worker, worker_stopped) = watch::channel(false);
         let http = tokio::spawn(listen::serve(listener, http::routes(app.clone()), http_stopped));
         app.pool.start(&FirstModel::of(app.clone()));
-        let tasks = vec![
+        let mut tasks = vec![
             tokio::spawn(upkeep(app.clone())),
             tokio::spawn(reload::keep_keys_up_to_date(app.clone())),
             tokio::spawn(reload::keep_workers_up_to_date(app.clone())),
         ];
+        tasks.extend(follow_names(&app));
         let (mut phases, mut supervisors) = (Vec::new(), JoinSet::new());
         if let Source::Local(worker) = &app.config.source {
             for (slot, &role) in app.pool.slots().iter().zip(&worker.roles) {
@@ -211,6 +211,26 @@ impl Server {
         let _ = self.http.await;
         while self.supervisors.join_next().await.is_some() {}
     }
+}
+
+/// One task for each name in DNS.
+fn follow_names(app: &Arc<App>) -> Vec<JoinHandle<()>> {
+    if app.config.names.is_empty() {
+        return Vec::new();
+    }
+    let resolver = match dns::resolver(app.config.dns_server) {
+        Ok(resolver) => resolver,
+        Err(reason) => {
+            error!(reason, "workers given by names cannot be found");
+            return Vec::new();
+        }
+    };
+    let follow = |name: &Name| {
+        let keep =
+            dns::keep_up_to_date(app.pool.clone(), resolver.clone(), name.clone(), app.config.dns_least_interval);
+        tokio::spawn(keep)
+    };
+    app.config.names.iter().map(follow).collect()
 }
 
 async fn wait_until_ready(app: Arc<App>) {

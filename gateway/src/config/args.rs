@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Args, Command, ValueEnum};
@@ -22,7 +23,8 @@ pub struct ServeFlags {
     /// The same as MODEL_DIR
     #[arg(long = "model", alias = "model-path", value_name = "DIR")]
     pub model: Option<PathBuf>,
-    /// Front a worker that runs already, [grpc://]host:port; repeat for several
+    /// Front a worker that runs already, [grpc://]host:port, or all that a name in DNS stands for, dns+srv://NAME or
+    /// dns://HOST:PORT; repeat for several
     #[arg(long, value_name = "URL")]
     pub worker: Vec<String>,
     /// Front a prefill worker that runs already, with the port its pages are read at if it should be checked; repeat
@@ -36,6 +38,9 @@ pub struct ServeFlags {
     /// changes
     #[arg(long, value_name = "FILE")]
     pub workers_file: Option<PathBuf>,
+    /// Server to ask for names in DNS, ip:port [default: this machine's]
+    #[arg(long, value_name = "ADDRESS")]
+    pub dns_server: Option<SocketAddr>,
     /// Said by --prefill and --decode already
     #[arg(long)]
     pub pd_disaggregation: bool,
@@ -45,6 +50,9 @@ pub struct ServeFlags {
     /// Start this many decode workers for MODEL_DIR here; goes with --prefill-workers
     #[arg(long, value_parser = positive, value_name = "N", requires = "prefill_workers")]
     pub decode_workers: Option<usize>,
+    /// File with a secret that the workers share: every call shows it, and workers started here ask for it
+    #[arg(long, env = "BALEEN_WORKER_KEY_FILE", value_name = "FILE")]
+    pub worker_key_file: Option<PathBuf>,
     /// How a request's worker is chosen among several
     #[arg(long, value_enum, default_value_t, value_name = "NAME")]
     pub policy: Policy,
@@ -66,6 +74,9 @@ pub struct ServeFlags {
     /// Key that clients must send as a bearer token
     #[arg(long, env = "BALEEN_API_KEY", hide_env_values = true, value_name = "KEY", help_heading = "Serving")]
     pub api_key: Option<String>,
+    /// Let other machines reach listeners that ask for no key, since the network keeps strangers away
+    #[arg(long, help_heading = "Serving")]
+    pub insecure_listen: bool,
     /// File of keys with limits of their own, a [[key]] table each; read again when it changes and on SIGHUP
     #[arg(long, value_name = "FILE", help_heading = "Serving")]
     pub api_keys: Option<PathBuf>,

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::locate::Surroundings;
+use super::names::{Name, Question};
 use super::*;
 use crate::chat::dialect::Dialect;
 use crate::chat::style::{StyleChoice, Thinking};
@@ -329,4 +330,47 @@ fn the_interpreter_is_looked_for_in_order() {
     assert_eq!(surroundings.python(None).unwrap(), on_path);
     surroundings.search_path.clear();
     assert!(surroundings.python(None).unwrap_err().to_string().contains("python3"));
+}
+
+#[tokio::test]
+async fn names_in_dns_stand_for_workers_beside_addresses() {
+    let config = configure(
+        "gateway --prefill dns+srv://_p._tcp.a 8998 --prefill c:1 --decode dns://b:2 --dns-server 10.0.0.2:53",
+    );
+    let config = config.await.unwrap();
+    let service =
+        Name { question: Question::Service("_p._tcp.a".into()), role: Role::Prefill, transfer_port: Some(8998) };
+    let host = Question::Host { host: "b".into(), port: 2 };
+    assert_eq!(config.names, [service, Name { question: host, role: Role::Decode, transfer_port: None }]);
+    assert_eq!(config.source.specs(), [WorkerSpec::at("c:1".into(), Role::Prefill)]);
+    assert_eq!(config.dns_server, "10.0.0.2:53".parse().ok());
+    let config = configure("gateway --worker dns+srv://_w._tcp.a").await.unwrap();
+    assert!(matches!(&config.source, Source::Remote(specs) if specs.is_empty()));
+    assert!(refusal("gateway --worker a:1 --dns-server 10.0.0.2:53").await.contains("--dns-server has no effect"));
+    assert!(refusal("gateway --worker dns+srv://a:1").await.starts_with("--worker dns+srv://a:1: service records"));
+}
+
+#[tokio::test]
+async fn a_listener_for_everybody_asks_for_a_key_or_takes_a_word_from_the_operator() {
+    for host in ["0.0.0.0", "::", "10.1.2.3"] {
+        let sentence = refusal(&format!("gateway --worker a:1 --host {host}")).await;
+        assert!(sentence.contains(&format!("--host {host}")) && sentence.contains("--insecure-listen"), "{sentence}");
+        for more in ["--api-key k", "--insecure-listen"] {
+            assert!(configure(&format!("gateway --worker a:1 --host {host} {more}")).await.is_ok(), "{more}");
+        }
+    }
+    assert!(configure("gateway --worker a:1 --host ::1").await.is_ok());
+}
+
+#[tokio::test]
+async fn the_workers_key_is_read_and_goes_to_a_worker_that_is_started_here() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("key");
+    assert!(
+        refusal(&format!("gateway --worker a:1 --worker-key-file {}", path.display())).await.contains("cannot be read")
+    );
+    fs::write(&path, "0123456789abcdef").unwrap();
+    let config = configure(&format!("gateway serve --worker-key-file {}", path.display())).await.unwrap();
+    assert!(config.worker_key.is_some());
+    assert!(command_line(&config).join(" ").contains(&format!("--worker-key-file {}", path.display())));
 }

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use super::locate::Surroundings;
+use super::names::{Name, question};
 use super::{ConfigError, ServeArgs};
 use crate::supervisor::WorkerCommand;
 use crate::worker::Role;
@@ -82,21 +83,48 @@ pub(super) fn remote_workers(args: &ServeArgs) -> Result<Option<Vec<WorkerSpec>>
         return read_workers_file(path).map(Some);
     }
     let mut specs = Vec::new();
-    for url in &args.worker {
+    for url in addresses(&args.worker) {
         specs.push(WorkerSpec::at(worker_address("--worker", url)?, Role::Unified));
     }
-    for (url, transfer_port) in with_ports(&args.prefill)? {
+    for (url, transfer_port) in with_ports(&args.prefill)?.into_iter().filter(|(url, _)| !is_name(url)) {
         specs.push(WorkerSpec { transfer_port, ..WorkerSpec::at(worker_address("--prefill", url)?, Role::Prefill) });
     }
-    for url in &args.decode {
+    for url in addresses(&args.decode) {
         specs.push(WorkerSpec::at(worker_address("--decode", url)?, Role::Decode));
     }
     refuse_twins(&specs)?;
-    if specs.is_empty() {
+    if specs.is_empty() && named_workers(args)?.is_empty() {
         return Ok(None);
     }
     refuse_flags_of_local_workers(args)?;
     Ok(Some(specs))
+}
+
+/// Workers that are given by names in DNS.
+pub(super) fn named_workers(args: &ServeArgs) -> Result<Vec<Name>, ConfigError> {
+    let of = |flag: &'static str, role| {
+        move |(url, transfer_port): (&str, Option<u16>)| {
+            let named = question(flag, url)?;
+            Ok(named.map(|question| Name { question, role, transfer_port }))
+        }
+    };
+    let unified = without_ports(&args.worker).map(of("--worker", Role::Unified));
+    let prefill = with_ports(&args.prefill)?.into_iter().map(of("--prefill", Role::Prefill));
+    let decode = without_ports(&args.decode).map(of("--decode", Role::Decode));
+    unified.chain(prefill).chain(decode).filter_map(Result::transpose).collect()
+}
+
+fn without_ports(urls: &[String]) -> impl Iterator<Item = (&str, Option<u16>)> {
+    urls.iter().map(|url| (url.as_str(), None))
+}
+
+/// Those that are not names in DNS.
+fn addresses(urls: &[String]) -> impl Iterator<Item = &String> {
+    urls.iter().filter(|url| !is_name(url))
+}
+
+fn is_name(url: &str) -> bool {
+    url.starts_with("dns://") || url.starts_with("dns+srv://")
 }
 
 fn refuse_twins(specs: &[WorkerSpec]) -> Result<(), ConfigError> {
@@ -274,6 +302,14 @@ pub(super) fn local_worker(args: &ServeArgs, surroundings: &Surroundings) -> Res
     }
     if let Some(level) = args.log_level {
         worker_args.extend(["--log-level".into(), level.worker_name().into()]);
+    }
+    if let Some(file) = &args.worker_key_file {
+        // The worker runs in another folder.
+        let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());
+        worker_args.extend(["--worker-key-file".into(), file.into_os_string()]);
+    }
+    if args.insecure_listen {
+        worker_args.push("--insecure-listen".into());
     }
     worker_args.extend(args.worker_flags.iter().cloned());
     let needs_torch = !has_fake_runner(&args.worker_flags);

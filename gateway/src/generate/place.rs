@@ -122,7 +122,8 @@ impl Generator {
             let (prefills, decodes) = (of(Role::Prefill), of(Role::Decode));
             let request = route_request(search.submissions, workers)?;
             let candidates = |workers: &[ReadyWorker]| workers.iter().map(candidate).collect::<Vec<_>>();
-            let choice = self.router.choose_pair(&request, &candidates(&prefills), &candidates(&decodes))?;
+            let closed = self.pool.closed_pairs();
+            let choice = self.router.choose_pair(&request, &candidates(&prefills), &candidates(&decodes), &closed)?;
             let (prefill, decode) = (Arc::new(prefills[choice.prefill].clone()), &decodes[choice.decode]);
             let decode = Arc::new(decode.clone());
             let legs = submit_pair(search.submissions, &prefill, &decode, choice.prefill_us, mailbox);

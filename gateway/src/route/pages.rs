@@ -17,10 +17,8 @@ pub fn page_names(prompt: &[u32], cache_salt: &str, page_size_tokens: usize) -> 
     let mut parent = xxh3_64(cache_salt.as_bytes());
     let mut bytes = vec![0; page_size_tokens * size_of::<u32>()];
     let name = move |page: &[u32]| {
-        bytes
-            .chunks_exact_mut(size_of::<u32>())
-            .zip(page)
-            .for_each(|(at, token)| at.copy_from_slice(&token.to_le_bytes()));
+        let (places, _) = bytes.as_chunks_mut();
+        places.iter_mut().zip(page).for_each(|(place, token)| *place = token.to_le_bytes());
         parent = child_hash(parent, xxh3_64(&bytes));
         parent
     };

@@ -1,7 +1,10 @@
 //! Chooses the two workers of a disaggregated request together.
 //!
 //! Under the default policies the pair of least cost wins: what the prompt costs the prefill worker beyond what it has
-//! cached, plus what the request costs the decode worker. Only workers whose pages have one layout make a pair.
+//! cached, plus what the request costs the decode worker. Only workers whose pages have one layout make a pair, and of
+//! these only the ones that are open.
+
+use std::collections::HashSet;
 
 use super::{Candidate, RouteRequest, Router, choose_by};
 
@@ -23,16 +26,21 @@ pub struct PairChoice {
 }
 
 impl Router {
-    /// The pair for this request; `None` where no prefill candidate fits a decode candidate.
+    /// The pair for this request, none of `closed`, which names pairs by their workers' numbers. `None` where no prefill
+    /// candidate fits a decode candidate.
     #[must_use]
     pub fn choose_pair(
         &self,
         request: &RouteRequest<'_>,
         prefills: &[Candidate],
         decodes: &[Candidate],
+        closed: &HashSet<(u16, u16)>,
     ) -> Option<PairChoice> {
         let turn = self.next_turn();
-        let prefill_places = fitting(prefills, |prefill| decodes.iter().any(|decode| decode.layout == prefill.layout));
+        let fits = |prefill: &Candidate, decode: &Candidate| {
+            decode.layout == prefill.layout && (closed.is_empty() || !closed.contains(&(prefill.worker, decode.worker)))
+        };
+        let prefill_places = fitting(prefills, |prefill| decodes.iter().any(|decode| fits(prefill, decode)));
         let paired: Vec<Candidate> = prefill_places.iter().map(|&place| prefills[place]).collect();
         let found = self.found(self.policies.prefill, request, &paired);
         let prefill_us = |place: usize| request.cost.prefill_us(found[place], request.prompt.len());
@@ -42,19 +50,19 @@ impl Router {
             let (load, total) = (&decodes[place].load, request.prompt.len());
             load.decode_us(&request.cost, held[place], total, request.page_size_tokens)
         };
-        let best_decode_us = |layout: u64| {
-            let fits = decodes.iter().enumerate().filter(|(_, decode)| decode.layout == layout);
-            fits.map(|(place, _)| decode_us(place)).fold(f64::INFINITY, f64::min)
+        // Cheapest first, so that a prefill worker's best partner is the first that fits it.
+        let mut by_cost: Vec<(f64, usize)> = (0..decodes.len()).map(|place| (decode_us(place), place)).collect();
+        by_cost.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let decode_share = |prefill: &Candidate| {
+            by_cost.iter().find(|(_, place)| fits(prefill, &decodes[*place])).map_or(f64::INFINITY, |entry| entry.0)
         };
-        let layouts: Vec<(u64, f64)> = distinct(&paired).map(|layout| (layout, best_decode_us(layout))).collect();
-        let decode_share = |layout: u64| layouts.iter().find(|entry| entry.0 == layout).map_or(0.0, |entry| entry.1);
         let candidates: Vec<Candidate> = open.iter().map(|&place| paired[place]).collect();
         let chosen = choose_by(self.policies.prefill, turn, request, &candidates, |index| {
             let worker = &candidates[index];
-            worker.load.busy_us(&request.cost) + prefill_us(open[index]) + decode_share(worker.layout)
+            worker.load.busy_us(&request.cost) + prefill_us(open[index]) + decode_share(worker)
         })?;
         let prefill = open[chosen];
-        let partners = fitting(decodes, |decode| decode.layout == paired[prefill].layout);
+        let partners = fitting(decodes, |decode| fits(&paired[prefill], decode));
         let candidates: Vec<Candidate> = partners.iter().map(|&place| decodes[place]).collect();
         let chosen = choose_by(self.policies.decode, turn, request, &candidates, |index| decode_us(partners[index]))?;
         Some(PairChoice {
@@ -68,11 +76,6 @@ impl Router {
 
 fn fitting(workers: &[Candidate], fits: impl Fn(&Candidate) -> bool) -> Vec<usize> {
     workers.iter().enumerate().filter(|(_, worker)| fits(worker)).map(|(place, _)| place).collect()
-}
-
-fn distinct(workers: &[Candidate]) -> impl Iterator<Item = u64> {
-    let is_first = |place: usize| workers[..place].iter().all(|other| other.layout != workers[place].layout);
-    (0..workers.len()).filter(move |&place| is_first(place)).map(|place| workers[place].layout)
 }
 
 /// Places of the prefill workers that may take the prompt. Where it is long for a worker, that worker must belong to the

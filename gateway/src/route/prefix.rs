@@ -10,7 +10,7 @@ use super::holders::Holders;
 use super::table::Table;
 
 /// Pages of a prompt that are looked up together.
-const BATCH: usize = 16;
+const BATCH: usize = 32;
 
 /// The table is cut so that neither its growth nor forgetting a worker ever locks out decisions for long.
 const NUM_SHARDS: u64 = 256;

@@ -78,6 +78,7 @@ impl Table {
         Some(&self.slots[at].holders)
     }
 
+    #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -5,17 +5,21 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use thiserror::Error;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
 use super::client::{Inbound, Link};
 use super::dispatch::BrokenStream;
+use super::key::{ShowKey, WorkerKey};
 use super::outbox::{Outbound, Outbox};
 use super::wire::worker_client::WorkerClient;
 use super::{PROTOCOL_VERSION, Role, SILENCE_LIMIT, STALL_LIMIT, TokenizerFiles, TransferEndpoint, WorkerInfo, wire};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// A worker gives up on its peer after its progress timer, 10 s unless it was told otherwise.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(15);
 const MAX_FRAME_BYTES: usize = 64 * 1024 * 1024;
 /// No tokenizer comes near this; a worker that sends more is not one of ours.
 const MAX_TOKENIZER_BYTES: usize = 256 * 1024 * 1024;
@@ -58,15 +62,15 @@ pub struct GatewayIdentity {
 /// A connection to one worker head.
 #[derive(Clone, Debug)]
 pub struct WorkerCalls {
-    client: WorkerClient<Channel>,
+    client: WorkerClient<InterceptedService<Channel, ShowKey>>,
 }
 
 impl WorkerCalls {
-    /// Connects to `address`, a `host:port`.
+    /// Connects to `address`, a `host:port`; every call shows `key`.
     ///
     /// # Errors
     /// The address is malformed, or nothing answers there within two seconds.
-    pub async fn connect(address: &str) -> Result<Self, WorkerError> {
+    pub async fn connect(address: &str, key: Option<WorkerKey>) -> Result<Self, WorkerError> {
         let endpoint = Endpoint::from_shared(format!("http://{address}"))
             .map_err(|error| WorkerError::Refused(format!("{address} is not an address: {error}")))?
             .connect_timeout(CONNECT_TIMEOUT)
@@ -74,7 +78,8 @@ impl WorkerCalls {
             .initial_stream_window_size(8 * 1024 * 1024)
             .initial_connection_window_size(16 * 1024 * 1024);
         let channel = endpoint.connect().await.map_err(|error| WorkerError::Unreachable(with_causes(&error)))?;
-        Ok(Self { client: WorkerClient::new(channel).max_decoding_message_size(MAX_FRAME_BYTES) })
+        let client = WorkerClient::with_interceptor(channel, ShowKey(key));
+        Ok(Self { client: client.max_decoding_message_size(MAX_FRAME_BYTES) })
     }
 
     /// Asks what the worker is.
@@ -138,6 +143,20 @@ impl WorkerCalls {
         let call = tokio::time::timeout(CALL_TIMEOUT, client.flush_cache(wire::FlushCacheRequest {}));
         let response = call.await.map_err(|_| Status::deadline_exceeded("the worker did not answer"))??;
         Ok(response.into_inner().freed_pages)
+    }
+
+    /// Has this worker, a decode worker, read a page of nobody from `peer`, whose life is `peer_boot_epoch`.
+    ///
+    /// # Errors
+    /// One sentence: why no page came.
+    pub async fn probe_transfer(&self, peer: &TransferEndpoint, peer_boot_epoch: u64) -> Result<(), String> {
+        let mut client = self.client.clone();
+        let peer = wire::TransferEndpoint { backend: peer.backend.clone(), address: peer.address.clone(), dp_rank: 0 };
+        let request = wire::ProbeTransferRequest { peer: Some(peer), peer_boot_epoch };
+        let call = tokio::time::timeout(PROBE_TIMEOUT, client.probe_transfer(request));
+        let answer = call.await.map_err(|_| "the decode worker did not say whether one came".to_owned())?;
+        let failure = answer.map_err(|status| describe(&status))?.into_inner().failure;
+        if failure.is_empty() { Ok(()) } else { Err(failure) }
     }
 
     /// Opens the stream and waits for the worker's welcome.

@@ -1,5 +1,6 @@
 //! Keeps one stream to every worker, reconnects with back-off, and publishes the workers that are ready.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -11,12 +12,16 @@ use tokio::task::{AbortHandle, JoinHandle};
 use super::breaker::Breaker;
 use super::calls::GatewayIdentity;
 use super::client::Link;
+use super::key::WorkerKey;
 use super::{Role, TokenizerFiles, WorkerInfo};
 use crate::route::prefix::SharedPrefixIndex;
 
 mod keeper;
+mod pairs;
 
 use keeper::Keeper;
+pub use pairs::Numbers;
+use pairs::Pairs;
 
 /// A worker as the operator names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,6 +83,8 @@ pub struct ReadyWorker {
     pub name: Arc<str>,
     /// By it prompts are spread in the same way by every gateway.
     pub name_hash: u64,
+    /// Number of its stream among all that this gateway has had: another one after each reconnection.
+    pub connection: u64,
     pub info: Arc<WorkerInfo>,
     pub link: Arc<Link>,
     slot: Arc<WorkerSlot>,
@@ -180,14 +187,23 @@ pub struct Pool {
     /// One change of the slots at a time.
     changing: Mutex<()>,
     is_stopped: AtomicBool,
+    /// Shown to every worker.
+    key: Option<WorkerKey>,
+    num_connections: AtomicU64,
+    pairs: Pairs,
+    /// Pairs of one layout that take no requests, since no page has come from the one to the other.
+    closed_pairs: ArcSwap<HashSet<Numbers>>,
+    /// One change of `ready` and `closed_pairs` at a time.
+    publishing: Mutex<()>,
+    trying: OnceLock<AbortHandle>,
     /// What the workers' prefix caches hold.
     pub prefixes: Arc<SharedPrefixIndex>,
 }
 
 impl Pool {
-    /// A pool with one slot for each of `workers`; nothing is connected before `start`.
+    /// A pool with one slot for each of `workers`, which share `key`; nothing is connected before `start`.
     #[must_use]
-    pub fn new(workers: impl IntoIterator<Item = WorkerSpec>) -> Arc<Self> {
+    pub fn new(workers: impl IntoIterator<Item = WorkerSpec>, key: Option<WorkerKey>) -> Arc<Self> {
         let slots = (0..).zip(workers).map(|(number, spec)| WorkerSlot::new(number, spec));
         let identity = GatewayIdentity { id: format!("gateway-{}", std::process::id()), epoch: rand::random::<u64>() };
         Arc::new(Self {
@@ -198,6 +214,12 @@ impl Pool {
             gate: OnceLock::new(),
             changing: Mutex::default(),
             is_stopped: AtomicBool::new(false),
+            key,
+            num_connections: AtomicU64::new(0),
+            pairs: Pairs::default(),
+            closed_pairs: ArcSwap::default(),
+            publishing: Mutex::default(),
+            trying: OnceLock::new(),
             prefixes: Arc::default(),
         })
     }
@@ -206,12 +228,15 @@ impl Pool {
     pub fn start(self: &Arc<Self>, gate: &Arc<dyn ModelGate>) {
         let gate = self.gate.get_or_init(|| gate.clone());
         self.slots().iter().for_each(|slot| self.keep(slot, gate));
+        // A pool is started once, or started again without effect.
+        let _ = self.trying.set(tokio::spawn(pairs::keep_trying(self.clone())).abort_handle());
     }
 
     /// Gives up every stream, and takes no request from now on.
     pub fn stop(&self) {
         self.is_stopped.store(true, Ordering::Release);
         self.slots().iter().filter_map(|slot| slot.keeper.get()).for_each(AbortHandle::abort);
+        self.trying.get().into_iter().for_each(|task| task.abort());
         self.changes.send_modify(|version| *version += 1);
     }
 
@@ -277,10 +302,21 @@ impl Pool {
         let ready = self.ready();
         let of = |role| ready.iter().filter(move |worker| worker.info.role == role);
         of(Role::Unified).next().is_some()
-            || of(Role::Decode).any(|decode| of(Role::Prefill).any(|prefill| decode.pairs_with(prefill)))
+            || of(Role::Decode).any(|decode| of(Role::Prefill).any(|prefill| self.is_open(prefill, decode)))
     }
 
-    /// What keeps ready workers of a pair apart: one sentence for each that has no partner.
+    /// Pairs of one layout that take no requests, by the workers' numbers.
+    #[must_use]
+    pub fn closed_pairs(&self) -> Arc<HashSet<Numbers>> {
+        self.closed_pairs.load_full()
+    }
+
+    fn is_open(&self, prefill: &ReadyWorker, decode: &ReadyWorker) -> bool {
+        decode.pairs_with(prefill) && !self.closed_pairs.load().contains(&(prefill.number, decode.number))
+    }
+
+    /// What keeps ready workers of a pair apart: one sentence for each that has no partner of its layout, and for each
+    /// pair through which no page has come.
     #[must_use]
     pub fn unpaired(&self) -> Vec<String> {
         let ready = self.ready();
@@ -300,7 +336,7 @@ impl Pool {
                 )
             })
         };
-        ready.iter().filter_map(lonely).collect()
+        ready.iter().filter_map(lonely).chain(self.pairs.obstacles(&ready)).collect()
     }
 
     /// All workers, ready or not.
@@ -323,10 +359,22 @@ impl Pool {
     }
 
     fn publish(&self, slot: &WorkerSlot, worker: Option<ReadyWorker>) {
-        self.ready.rcu(|ready| {
-            let others = ready.iter().filter(|other| !Arc::ptr_eq(&other.name, &slot.name)).cloned();
-            others.chain(worker.clone()).collect::<Vec<_>>()
-        });
+        let publishing = self.publishing.lock().unwrap_or_else(PoisonError::into_inner);
+        let ready = self.ready();
+        let others = ready.iter().filter(|other| !Arc::ptr_eq(&other.name, &slot.name)).cloned();
+        let ready: Vec<ReadyWorker> = others.chain(worker).collect();
+        // First what is closed: nobody may see a worker whose pairs seem open because nothing is said of them.
+        self.closed_pairs.store(Arc::new(self.pairs.closed(&ready)));
+        self.ready.store(Arc::new(ready));
+        drop(publishing);
+        self.changes.send_modify(|version| *version += 1);
+    }
+
+    /// After a trial has ended.
+    fn recount_pairs(&self) {
+        let publishing = self.publishing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.closed_pairs.store(Arc::new(self.pairs.closed(&self.ready())));
+        drop(publishing);
         self.changes.send_modify(|version| *version += 1);
     }
 

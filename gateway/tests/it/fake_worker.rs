@@ -16,6 +16,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
+use tonic::service::interceptor::InterceptedService;
 use tonic::{Request, Response, Status, Streaming};
 
 pub const PAGE_SIZE_TOKENS: u32 = 64;
@@ -74,6 +75,9 @@ pub enum Seen {
     StreamEnded,
 }
 
+/// Why no page comes from a peer; nothing where one comes.
+type Probe = Arc<dyn Fn(&wire::ProbeTransferRequest) -> String + Send + Sync>;
+
 type Script = Arc<dyn Fn(&wire::Submit) -> Vec<Act> + Send + Sync>;
 
 /// See the module. Dropping it kills the worker and every stream.
@@ -94,6 +98,10 @@ struct State {
     flushed: AtomicU64,
     num_submits: AtomicU64,
     streams: Mutex<Vec<Arc<Outgoing>>>,
+    probe: Mutex<Probe>,
+    num_probes: AtomicU64,
+    /// What every call must show as `authorization`.
+    shown_key: Mutex<Option<String>>,
 }
 
 /// One stream's outgoing half.
@@ -129,8 +137,13 @@ impl FakeWorker {
             flushed: AtomicU64::new(0),
             num_submits: AtomicU64::new(0),
             streams: Mutex::default(),
+            probe: Mutex::new(Arc::new(|_| String::new())),
+            num_probes: AtomicU64::new(0),
+            shown_key: Mutex::default(),
         });
         let service = WorkerServer::new(Service(state.clone())).max_decoding_message_size(64 << 20);
+        let doorman = state.clone();
+        let service = InterceptedService::new(service, move |request: Request<()>| doorman.admit(request));
         let mut killed_server = killed;
         tokio::spawn(async move {
             let serving = tonic::transport::Server::builder()
@@ -169,6 +182,29 @@ impl FakeWorker {
         worker
     }
 
+    /// Lets pages be tried, as `probe` says.
+    pub fn set_probe(&self, probe: impl Fn(&wire::ProbeTransferRequest) -> String + Send + Sync + 'static) {
+        *self.state.probe.lock().unwrap() = Arc::new(probe);
+        self.change_info(|info| info.features.push("probe_transfer".into()));
+    }
+
+    /// How often a page was tried.
+    pub fn num_probes(&self) -> u64 {
+        self.state.num_probes.load(Ordering::Relaxed)
+    }
+
+    /// Refuses every call that does not show this.
+    pub fn set_shown_key(&self, shown: &str) {
+        *self.state.shown_key.lock().unwrap() = Some(shown.to_owned());
+    }
+
+    /// Ends every stream; the worker can be connected again.
+    pub fn cut(&self) {
+        for stream in self.state.streams.lock().unwrap().drain(..) {
+            stream.closed.send_replace(true);
+        }
+    }
+
     pub fn boot_epoch(&self) -> u64 {
         self.state.info.lock().unwrap().boot_epoch
     }
@@ -187,9 +223,7 @@ impl FakeWorker {
     /// Ends every stream and refuses new connections.
     pub fn kill(&self) {
         self.kill.send_replace(true);
-        for stream in self.state.streams.lock().unwrap().drain(..) {
-            stream.closed.send_replace(true);
-        }
+        self.cut();
     }
 
     pub async fn next_submit(&self) -> wire::Submit {
@@ -272,6 +306,17 @@ fn info(tokenizer: &[u8]) -> wire::GetInfoResponse {
     }
 }
 
+impl State {
+    /// As the worker's own check: every method, before anything of the call is read.
+    fn admit(&self, request: Request<()>) -> Result<Request<()>, Status> {
+        let shown = request.metadata().get("authorization").and_then(|value| value.to_str().ok());
+        match &*self.shown_key.lock().unwrap() {
+            Some(expected) if shown != Some(expected) => Err(Status::unauthenticated("it wants the key")),
+            _ => Ok(request),
+        }
+    }
+}
+
 struct Service(Arc<State>);
 
 #[tonic::async_trait]
@@ -311,9 +356,12 @@ impl Worker for Service {
 
     async fn probe_transfer(
         &self,
-        _: Request<wire::ProbeTransferRequest>,
+        request: Request<wire::ProbeTransferRequest>,
     ) -> Result<Response<wire::ProbeTransferResponse>, Status> {
-        Err(Status::unimplemented("this worker transfers nothing"))
+        self.0.num_probes.fetch_add(1, Ordering::Relaxed);
+        let probe = self.0.probe.lock().unwrap().clone();
+        let failure = probe(request.get_ref());
+        Ok(Response::new(wire::ProbeTransferResponse { duration_us: 1, failure }))
     }
 
     async fn connect(

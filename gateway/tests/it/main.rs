@@ -6,6 +6,7 @@ mod chat;
 mod commands;
 mod completions;
 mod constraints;
+mod discovery;
 mod fake_worker;
 mod fuzz_targets;
 mod gateway;

@@ -222,3 +222,65 @@ async fn an_end_of_the_gateway_ends_both_legs_at_once() {
     let events = events.rest().await;
     assert!(events.last().is_some_and(|event| event.contains("\"error\"")), "{events:?}");
 }
+
+/// A pair whose decode worker tries whether pages come.
+async fn trying(probe: impl Fn(&wire::ProbeTransferRequest) -> String + Send + Sync + 'static) -> [FakeWorker; 2] {
+    let (prefill, decode) = (prefill().await, decode("Yes.").await);
+    prefill.set_probe(|_| String::new());
+    decode.set_probe(probe);
+    [prefill, decode]
+}
+
+#[tokio::test]
+async fn a_pair_serves_once_a_page_has_come_through_it() {
+    let blocked = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let looks = blocked.clone();
+    let [prefill, decode] = trying(move |_| match looks.load(std::sync::atomic::Ordering::Relaxed) {
+        true => "the connection is refused".into(),
+        false => String::new(),
+    })
+    .await;
+    let gateway = Gateway::start_whole(pairs(&[&prefill], &[&decode])).await;
+    gateway.until("a page was tried", |_| decode.num_probes() > 0).await;
+    gateway.until("the failure is known", |app| app.pool.unpaired().concat().contains("no page comes")).await;
+    assert!(!gateway.app.pool.is_serving());
+    let refusal = gateway.post(CHAT, &hello(&json!({}))).await;
+    assert_eq!(refusal.status, StatusCode::SERVICE_UNAVAILABLE);
+    let listed = gateway.get("/workers").await.json()["unpaired"].to_string();
+    assert!(listed.contains("no page comes from") && listed.contains("the connection is refused"), "{listed}");
+    blocked.store(false, std::sync::atomic::Ordering::Relaxed);
+    gateway.until("a page has come", |app| app.pool.is_serving()).await;
+    assert_eq!(gateway.ask(CHAT, &hello(&json!({}))).await["choices"][0]["message"]["content"], "Yes.");
+    assert_eq!(gateway.app.pool.unpaired(), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_page_is_tried_again_after_either_is_connected_anew() {
+    let [prefill, decode] = trying(|_| String::new()).await;
+    let gateway = Gateway::start_whole(pairs(&[&prefill], &[&decode])).await;
+    gateway.until("a page has come", |app| app.pool.is_serving()).await;
+    assert_eq!(decode.num_probes(), 1);
+    for (number, worker) in [(2, &prefill), (3, &decode)] {
+        worker.cut();
+        gateway.until("a page has come again", |app| decode.num_probes() == number && app.pool.is_serving()).await;
+    }
+    gateway.ask(CHAT, &hello(&json!({}))).await;
+}
+
+#[tokio::test]
+async fn only_the_pair_through_which_no_page_comes_is_left_out() {
+    let (cut_off, well) = (prefill().await, prefill().await);
+    let decode = decode("Yes.").await;
+    for prefill in [&cut_off, &well] {
+        prefill.set_probe(|_| String::new());
+    }
+    let epoch = cut_off.boot_epoch();
+    decode
+        .set_probe(move |request| if request.peer_boot_epoch == epoch { "unreachable".into() } else { String::new() });
+    let gateway = Gateway::start_whole(pairs(&[&cut_off, &well], &[&decode])).await;
+    gateway.until("a page has come", |app| app.pool.is_serving()).await;
+    for _ in 0..6 {
+        gateway.ask(CHAT, &hello(&json!({}))).await;
+    }
+    assert_eq!((cut_off.num_submits(), well.num_submits()), (0, 6));
+}

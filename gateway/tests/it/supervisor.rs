@@ -20,7 +20,7 @@ fn local() -> WorkerSpec {
 }
 
 fn supervisor(script: &str) -> (Supervisor, watch::Sender<bool>, Arc<WorkerSlot>) {
-    let pool = Pool::new([local()]);
+    let pool = Pool::new([local()], None);
     let slot = pool.slots()[0].clone();
     let (stop, stopped) = watch::channel(false);
     let command = WorkerCommand {
@@ -52,7 +52,7 @@ async fn a_silent_death_before_readiness_is_reported_with_its_status() {
 
 #[tokio::test]
 async fn a_program_that_is_not_there_is_named() {
-    let pool = Pool::new([local()]);
+    let pool = Pool::new([local()], None);
     let (_stop, stopped) = watch::channel(false);
     let command =
         WorkerCommand { program: "/nowhere/python3".into(), args: vec![], envs: vec![], own_process_group: false };

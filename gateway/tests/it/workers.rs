@@ -1,5 +1,6 @@
 //! Several workers, and workers that do not fit.
 
+use baleen_gateway::worker::key::WorkerKey;
 use baleen_gateway::worker::pool::Condition;
 use baleen_gateway::worker::wire;
 use serde_json::json;
@@ -103,4 +104,32 @@ async fn a_worker_that_still_loads_is_waited_for() {
     worker.set_loading(false);
     gateway.until("it is ready", |app| !app.pool.ready().is_empty()).await;
     gateway.ask(CHAT, &hello(&json!({}))).await;
+}
+
+#[tokio::test]
+async fn every_call_shows_the_key_and_a_wrong_one_leaves_the_other_workers_alone() {
+    let (worker, stranger) = (FakeWorker::start(|_| say("Yes.")).await, FakeWorker::start(|_| say("No.")).await);
+    worker.set_shown_key("Bearer 027d4abafe19615f57df2a3c883c14dbe16b40326026778ec99e97096c6e6ca1");
+    stranger.set_shown_key("Bearer of another key");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("key");
+    std::fs::write(&path, "0123456789abcdef\n").unwrap();
+    let mut config = config(vec![worker.address.to_string(), stranger.address.to_string()]);
+    config.worker_key = Some(WorkerKey::read(&path).unwrap());
+    let gateway = Gateway::start_unready(config).await;
+    gateway.until("one is ready", |app| app.pool.ready().len() == 1).await;
+    gateway.until("the other refuses", |_| refusal(&gateway, 1).is_some()).await;
+    assert_eq!(refusal(&gateway, 1).unwrap(), "it wants the key");
+    for _ in 0..3 {
+        gateway.ask(CHAT, &hello(&json!({}))).await;
+    }
+    assert_eq!(stranger.num_submits(), 0);
+}
+
+#[tokio::test]
+async fn without_a_key_a_worker_that_asks_for_one_is_refused() {
+    let worker = FakeWorker::start(|_| say("Yes.")).await;
+    worker.set_shown_key("Bearer 027d4abafe19615f57df2a3c883c14dbe16b40326026778ec99e97096c6e6ca1");
+    let gateway = Gateway::start_unready(config(vec![worker.address.to_string()])).await;
+    gateway.until("it refuses", |_| refusal(&gateway, 0).is_some()).await;
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from baleen_worker.command_line import parse
 from baleen_worker.config import ConfigError, DisaggregationConfig, HostCacheConfig
-from baleen_worker.disaggregation_flags import read_key
+from baleen_worker.keys import read_key
 from baleen_worker.launch_flags import LAUNCH_FLAGS
 
 WORKER = Path(__file__).resolve().parents[2]
@@ -36,7 +36,7 @@ def test_the_values_of_our_own_flags_arrive(tmp_path: Path) -> None:
         "--disable-overlap-schedule "
         "--disable-radix-cache --radix-cache-max-tokens 640 --schedule-policy lpm --schedule-conservativeness 0.5 "
         "--priority-scheduling-preemption-threshold 3 "
-        "--seed 5 --metrics-port 9000 --runner fake --fake-step-ms 1.5 --fake-poison-token-id 8"
+        "--insecure-listen --seed 5 --metrics-port 9000 --runner fake --fake-step-ms 1.5 --fake-poison-token-id 8"
     )
     config = parse([str(tmp_path), *line.split()])
     worker, head = config.worker, config.head
@@ -133,7 +133,10 @@ def test_pages_are_served_beyond_this_host_to_those_who_know_a_secret_alone(tmp_
     key.write_text("0123456789abcdef\n")
     config = parse([*prefill, "10.1.2.3", "--disaggregation-key-file", str(key)]).worker.disaggregation
     assert config == DisaggregationConfig(prefills=True, host="10.1.2.3", key_file=key)
-    assert read_key(key) == b"0123456789abcdef"
+    assert read_key(key, "--flag") == b"0123456789abcdef"
+    shared = parse([*prefill, "10.1.2.3", "--worker-key-file", str(key)])
+    assert shared.worker.disaggregation == config
+    assert shared.head.key_file == key
     for wild in ("0.0.0.0", "::"):
         assert "name one address" in refusal(*prefill, wild, "--disaggregation-key-file", str(key))
 

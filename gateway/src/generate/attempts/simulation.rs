@@ -6,7 +6,7 @@
 //! Rows of one stream stay in order, those of different ones do not, and rows of an aborted attempt still arrive. A
 //! failure prints its seed; `BALEEN_SIMULATION_SEEDS` asks for more of them.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -189,7 +189,7 @@ impl World {
         let (prefills, decodes) = (candidates(0..self.num_prefills), candidates(self.num_prefills..self.workers.len()));
         let prompt = [0; 100];
         let route = RouteRequest { prompt: &prompt, cache_salt: "", page_size_tokens: 64, cost: CostModel::SPARSE };
-        let Some(pair) = self.router.choose_pair(&route, &prefills, &decodes) else { return };
+        let Some(pair) = self.router.choose_pair(&route, &prefills, &decodes, &HashSet::new()) else { return };
         let pair = (usize::from(prefills[pair.prefill].worker), usize::from(decodes[pair.decode].worker));
         let trial = attempts.is_suspect().then(|| self.limits.begin_trial(vec![life(pair.0), life(pair.1)]));
         let request = &mut self.requests[index];

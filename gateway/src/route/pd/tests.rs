@@ -2,7 +2,7 @@
 
 //! Pairs of workers made up for the purpose.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -33,7 +33,7 @@ fn request(prompt: &[u32]) -> RouteRequest<'_> {
 }
 
 fn choose(router: &Router, prompt: &[u32], prefills: &[Candidate], decodes: &[Candidate]) -> Option<PairChoice> {
-    router.choose_pair(&request(prompt), prefills, decodes)
+    router.choose_pair(&request(prompt), prefills, decodes, &HashSet::new())
 }
 
 fn router(policies: impl Into<Policies>) -> (Router, Arc<SharedPrefixIndex>) {
@@ -53,6 +53,30 @@ fn only_workers_of_one_layout_make_a_pair() {
         assert_eq!(choose(&router, &[1], &workers(0, &[1]), &workers(1, &[2])), None, "{policy:?}");
         assert_eq!(choose(&router, &[1], &[], &decodes), None);
         assert_eq!(choose(&router, &[1], &prefills, &[]), None);
+    }
+}
+
+#[test]
+fn a_closed_pair_is_never_chosen() {
+    for policy in [Policy::CacheAware, Policy::LeastLoad, Policy::RoundRobin, Policy::PowerOfTwo, Policy::PrefixHash] {
+        let (router, _) = router(policy);
+        let (prefills, mut decodes) = (workers(0, &[1; 3]), workers(3, &[1; 2]));
+        // The cheaper decode worker is the one that most cannot reach.
+        decodes[1].load.in_flight = 50;
+        let closed = HashSet::from([(0, 3), (0, 4), (1, 3)]);
+        let mut seen = BTreeSet::new();
+        for first in 0..40 {
+            let pair = router.choose_pair(&request(&[first; 300]), &prefills, &decodes, &closed).unwrap();
+            let numbers = (prefills[pair.prefill].worker, decodes[pair.decode].worker);
+            assert!(!closed.contains(&numbers), "{policy:?} {numbers:?}");
+            seen.insert(numbers);
+        }
+        match policy {
+            Policy::CacheAware => assert_eq!(seen, BTreeSet::from([(2, 3)]), "the idle one's only partner"),
+            _ => assert!(seen.contains(&(1, 4)), "{policy:?} {seen:?}"),
+        }
+        let all: HashSet<_> = (0..3).flat_map(|prefill| [(prefill, 3), (prefill, 4)]).collect();
+        assert_eq!(router.choose_pair(&request(&[1]), &prefills, &decodes, &all), None);
     }
 }
 

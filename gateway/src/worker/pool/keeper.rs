@@ -56,8 +56,9 @@ impl Keeper {
         prefixes.begin(number, info.capacity_pages as usize);
         let name = self.slot.name.clone();
         let name_hash = xxh3_64(name.as_bytes());
-        let worker =
-            ReadyWorker { number, name, name_hash, info: Arc::new(info), link: link.clone(), slot: self.slot.clone() };
+        let connection = self.pool.num_connections.fetch_add(1, Ordering::Relaxed);
+        let (info, slot) = (Arc::new(info), self.slot.clone());
+        let worker = ReadyWorker { number, name, name_hash, connection, info, link: link.clone(), slot };
         // The first time goes without saying: the banner follows.
         match returns {
             true => info!(worker = %self.slot.name, address, "worker is ready again"),
@@ -104,7 +105,7 @@ impl Keeper {
     }
 
     async fn connect(&self, address: &str) -> Result<(Arc<Link>, Inbound, WorkerInfo), WorkerError> {
-        let calls = WorkerCalls::connect(address).await?;
+        let calls = WorkerCalls::connect(address, self.pool.key.clone()).await?;
         let info = calls.info().await?;
         self.slot.spec.check(&info).map_err(WorkerError::Refused)?;
         let files = match self.gate.wants_tokenizer() {

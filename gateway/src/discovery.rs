@@ -1,0 +1,6 @@
+//! Workers that come and go while the gateway runs: those that a file lists, and those that a name in DNS stands for.
+//!
+//! What a source says is followed by `follow`; a source that cannot be read changes nothing.
+
+pub mod dns;
+pub mod follow;
