@@ -42,7 +42,7 @@ def channel(worker: WorkerProcess) -> Iterator[grpc.Channel]:
 
 def get_info(channel: grpc.Channel, shown: list[tuple[str, str]]) -> pb.GetInfoResponse:
     call = channel.unary_unary(SERVICE + "GetInfo", pb.GetInfoRequest.SerializeToString, pb.GetInfoResponse.FromString)
-    return call(pb.GetInfoRequest(), metadata=shown, timeout=10)
+    return call(pb.GetInfoRequest(), metadata=tuple(shown), timeout=10)
 
 
 def test_the_digest_is_the_one_that_gateways_show() -> None:
@@ -81,7 +81,7 @@ def test_every_method_asks_for_it(channel: grpc.Channel) -> None:
         "ProbeTransfer": lambda: channel.unary_unary(SERVICE + "ProbeTransfer")(b"", timeout=10),
         "Connect": lambda: list(channel.stream_stream(SERVICE + "Connect")(iter(()), timeout=10)),
         "reflection": lambda: list(
-            reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
+            reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(  # pyright: ignore[reportCallIssue]
                 iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=10
             )
         ),
@@ -93,7 +93,8 @@ def test_every_method_asks_for_it(channel: grpc.Channel) -> None:
 
 
 def test_health_is_told_to_everybody(channel: grpc.Channel) -> None:
-    answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+    check = health_pb2_grpc.HealthStub(channel).Check  # pyright: ignore[reportAttributeAccessIssue]
+    answer = check(health_pb2.HealthCheckRequest(), timeout=10)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
