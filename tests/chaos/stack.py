@@ -84,6 +84,11 @@ class Member:
             self.process.close()
             self.process = None
 
+    def close(self) -> None:
+        """Ends it for good, and its trap."""
+        self.stop()
+        self._folder.cleanup()
+
     def signal(self, number: int, *, rank_only: bool = False) -> None:
         """Signals every process of the worker, or the one that computes."""
         assert self.process is not None
@@ -123,8 +128,8 @@ class Stack:
             for member in self.members:
                 for proxy in member.proxies:
                     await self._running.enter_async_context(proxy)
+                self._running.callback(member.close)
                 member.start()
-                self._running.callback(member.stop)
             self.start_gateway()
             self._running.callback(self.stop_gateway)
             await self.all_ready(START_TIMEOUT_S)
