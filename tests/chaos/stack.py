@@ -174,14 +174,22 @@ class Stack:
         return {member.name: samples.get(name, 0.0) for member, samples in zip(self.members, found, strict=True)}
 
     async def all_ready(self, timeout_s: float) -> None:
-        """Waits until every worker serves; TimeoutError with the logs when one does not."""
+        """Waits until every worker serves and requests have a way; TimeoutError with the logs when one does not."""
         try:
             async with asyncio.timeout(timeout_s):
-                while (await self.metrics()).get(READY) != len(self.members):
+                while (await self.metrics()).get(READY) != len(self.members) or not await self._takes_requests():
                     await asyncio.sleep(0.05)
         except TimeoutError:
             assert self.gateway is not None
             raise TimeoutError(f"not every worker is ready after {timeout_s:g} s:\n{self.gateway.log()}") from None
+
+    async def _takes_requests(self) -> bool:
+        """Whether the gateway says so: workers that share requests are tried before they get any."""
+        try:
+            async with httpx.AsyncClient(timeout=5) as http:
+                return (await http.get(f"{self.url}/readyz")).is_success
+        except httpx.HTTPError:
+            return False
 
     async def at_rest(self) -> dict[str, float]:
         """What is still held once all has had time to be given back; all zero as it should be."""
