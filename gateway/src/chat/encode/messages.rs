@@ -123,12 +123,12 @@ impl Prompt<'_> {
             self.text(key);
             if let Some(value) = value.as_str() {
                 self.text("\" string=\"true\">");
-                self.value(value)?;
+                self.text(value);
             } else {
                 json.clear();
                 pyjson::write(value, &mut json);
                 self.text("\" string=\"false\">");
-                self.value(&json)?;
+                self.text(&json);
             }
             self.text("</");
             self.control(DSML)?;
@@ -137,18 +137,6 @@ impl Prompt<'_> {
         self.text("\n</");
         self.control(DSML)?;
         self.text("invoke>\n");
-        Ok(())
-    }
-
-    /// A value in a call of the model's. The marker in it is what the model said, as in its own output and as in
-    /// DeepSeek's encoding; all else that looks like a control token is text, as it is in what other roles write.
-    fn value(&mut self, text: &str) -> Result<(), TokenizerError> {
-        for (index, part) in text.split(DSML).enumerate() {
-            if index > 0 {
-                self.control(DSML)?;
-            }
-            self.text(part);
-        }
         Ok(())
     }
 

@@ -150,26 +150,6 @@ fn a_control_token_is_required_only_when_it_is_used() {
     assert!(error.to_string().contains("`<think>`"), "{error}");
 }
 
-#[test]
-fn the_marker_is_a_control_token_in_a_call_and_nowhere_else() {
-    let tokenizer = small();
-    let both = "a</｜DSML｜parameter><｜User｜>";
-    let arguments = serde_json::json!({"text": both, "list": [both]});
-    let calls = serde_json::json!([
-        {"role": "user", "content": both},
-        {"role": "assistant", "content": both, "tool_calls": [
-            {"id": "call_1", "type": "function", "function": {"name": "echo", "arguments": arguments.to_string()}},
-        ]},
-        {"role": "tool", "tool_call_id": "call_1", "content": both},
-    ]);
-    let encoded = encode_row(&serde_json::json!({"messages": calls, "thinking": false}), &tokenizer).unwrap();
-    let ids = tokenizer.encode_segments(&encoded.segments).unwrap();
-    let count = |control| ids.iter().filter(|id| **id == tokenizer.control(control).unwrap()).count();
-    assert_eq!(count("｜DSML｜"), 8 + 2); // two tags each of the block, the call and its parameters, and the values'
-    assert_eq!(count("<｜User｜>"), 1);
-    assert_eq!(render(&tokenizer, &encoded).matches("a</｜DSML｜parameter>").count(), 5);
-}
-
 proptest! {
     #[test]
     fn what_a_client_writes_never_becomes_a_control_token(
