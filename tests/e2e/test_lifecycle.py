@@ -52,8 +52,9 @@ def raw_stream(gateway: Gateway, kill: Callable[[], None], max_tokens: int = 10_
     with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, timeout=60) as response:
         assert response.status_code == 200
         for line in response.iter_lines():
-            if line.startswith("data:"):
-                lines.append(line.removeprefix("data:").strip())
+            if not line.startswith("data:"):
+                continue
+            lines.append(line.removeprefix("data:").strip())
             if len(lines) == 5:
                 kill()
     return lines
