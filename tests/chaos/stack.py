@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ import httpx
 import psutil
 from chaos.proxy import FaultProxy
 from chaos.trap import FOLDER_VARIABLE, Trap
-from harness.processes import GATEWAY_BINARY, MICRO_MODEL, ROOT, Process, is_alive
+from harness.processes import GATEWAY_BINARY, MICRO_MODEL, ROOT, Process, free_port, is_alive
 from prometheus_client.parser import text_string_to_metric_families
 
 if TYPE_CHECKING:
@@ -215,10 +214,3 @@ async def _scrape(url: str) -> dict[str, float]:
         for sample in family.samples:
             samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
     return samples
-
-
-def free_port() -> int:
-    """A port that nobody has at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

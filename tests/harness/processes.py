@@ -7,6 +7,7 @@ Ports are chosen by the system and read back from the kernel, so that nothing he
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -32,6 +33,9 @@ STOP_TIMEOUT_S = 30.0
 
 # Pages for every test, and few enough that a leak is felt.
 CAPACITY = ["--max-total-tokens", "65536"]
+
+# For servers that must come back where they were.
+FIXED_PORTS = range(15_000, 32_000)
 
 T = TypeVar("T")
 
@@ -209,10 +213,20 @@ def serve_arguments(runner: str, *more: str) -> list[str]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody listens on now, and that no client is given in passing.
+
+    The system hands out ports from 32768 on to every connection that is made. A server that ends and comes back at its
+    port would find it taken now and then.
+    """
+    for port in random.SystemRandom().sample(FIXED_PORTS, 100):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a connection of before may linger there
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
+    raise OSError(f"none of 100 ports of {FIXED_PORTS} is free")
 
 
 def worker_counters(port: int) -> dict[str, float]:
