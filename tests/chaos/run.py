@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,35 +98,54 @@ def verdict_of(row: str, seed: int, path: Path, slack: float = 1.0) -> Verdict:
     return Verdict(row, seed, judge(records, slack=slack), recovered_s, len(ended), num_failed)
 
 
+class Stage:
+    """A stack that goes from one schedule to the next; another one after a row that broke it or wants other roles.
+
+    To be closed.
+    """
+
+    def __init__(self, folder: Path, slack: float = 1.0) -> None:
+        self._folder, self._slack = folder, slack
+        self._stack: Stack | None = None
+
+    async def aclose(self) -> None:
+        """Ends what runs."""
+        if self._stack is not None:
+            stack, self._stack = self._stack, None
+            await stack.__aexit__()
+
+    async def play(self, row: str, seed: int) -> Verdict:
+        """One schedule, whose ledger stays in the folder."""
+        stack = await self._stack_of(ROWS[row].roles)
+        path = _ledger(self._folder, row, seed)
+        unfinished = path.with_suffix(".part")
+        ledger = Ledger(unfinished)
+        try:
+            await strike(stack, row, seed, ledger)
+        finally:
+            ledger.close()
+        unfinished.rename(path)
+        verdict = verdict_of(row, seed, path, self._slack)
+        print(describe(verdict), flush=True)
+        if verdict.problems:  # what is broken is no ground for the next row
+            await self.aclose()
+        return verdict
+
+    async def _stack_of(self, roles: tuple[str, ...]) -> Stack:
+        if self._stack is not None and self._stack.roles != roles:
+            await self.aclose()
+        if self._stack is None:
+            self._stack = await Stack(roles).__aenter__()
+        else:
+            await self._stack.renew_gateway()
+        return self._stack
+
+
 async def run(schedules: Sequence[Schedule], folder: Path, slack: float = 1.0) -> list[Verdict]:
     """Every schedule that FOLDER has no ledger of; the verdicts of all."""
-    stack: Stack | None = None
-    try:
+    async with aclosing(Stage(folder, slack)) as stage:
         for row, seed in missing(schedules, folder):
-            roles = ROWS[row].roles
-            if stack is not None and stack.roles != roles:
-                unfit, stack = stack, None
-                await unfit.__aexit__()
-            if stack is None:
-                stack = await Stack(roles).__aenter__()
-            else:
-                await stack.renew_gateway()
-            path = _ledger(folder, row, seed)
-            unfinished = path.with_suffix(".part")
-            ledger = Ledger(unfinished)
-            try:
-                await strike(stack, row, seed, ledger)
-            finally:
-                ledger.close()
-            unfinished.rename(path)
-            verdict = verdict_of(row, seed, path, slack)
-            print(describe(verdict), flush=True)
-            if verdict.problems:  # what is broken is no ground for the next row
-                broken, stack = stack, None
-                await broken.__aexit__()
-    finally:
-        if stack is not None:
-            await stack.__aexit__()
+            await stage.play(row, seed)
     return verdicts_of(schedules, folder, slack)
 
 
