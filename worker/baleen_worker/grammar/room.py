@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 MAX_WAITING = 1024
 _NUM_THREADS = 2
+# Of a constraint's time: as much again goes to the repetition in the rank, and what is left to getting there and back.
+_TRIAL_SHARE = 0.4
 _MAX_REFUSALS = 256
 
 logger = logging.getLogger(__name__)
@@ -187,7 +189,7 @@ class TriedCompiler:
     """xgrammar, after a trial in another process that may fail at no cost; see `trial.py`."""
 
     def __init__(self, model_dir: Path, vocab_size: int, *, limit_s: float, num_threads: int) -> None:
-        """`limit_s`: processor time of a constraint; half of it is for the trial, the other half for the repetition."""
+        """`limit_s`: processor time of a constraint, for the trial and the repetition together."""
         from baleen_worker.grammar.trial import TrialServer
 
         self._limit_s = limit_s
@@ -198,7 +200,7 @@ class TriedCompiler:
 
     def compile(self, constraint: Constraint) -> Any:
         """See `Compiler`."""
-        verdict = self._server.judge(constraint, self._limit_s / 2)
+        verdict = self._server.judge(constraint, self._limit_s * _TRIAL_SHARE)
         if verdict is None:
             raise RefusedError(
                 f"it is too large to compile within {self._limit_s:g} s of processor time: ask for less depth, fewer "

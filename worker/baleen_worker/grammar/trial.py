@@ -32,6 +32,7 @@ from baleen_worker.request import Constraint
 if TYPE_CHECKING:
     from baleen_worker.grammar.backend import Backend
 
+_PROGRAM = ("-m", "baleen_worker.grammar.trial")
 _PR_SET_PDEATHSIG = 1
 _EXTRA_MEMORY_BYTES = 1 << 30
 _READY_S = 120.0
@@ -79,10 +80,7 @@ class TrialServer:
             listener.bind(path)
             listener.listen(64)
             process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "baleen_worker.grammar.trial"),
-                    *(str(listener.fileno()), str(os.getpid()), *self._arguments),
-                ],
+                [sys.executable, *_PROGRAM, str(listener.fileno()), str(os.getpid()), *self._arguments],
                 pass_fds=(listener.fileno(),),
                 stdin=subprocess.PIPE,
                 stdout=sys.stderr.fileno(),
