@@ -13,6 +13,7 @@ import httpx
 import jsonschema
 import pytest
 from harness.processes import MICRO_MODEL, Gateway, free_port, worker_counters
+from harness.script import Line, write_script
 from harness.weather import WEATHER, tool
 
 # The first constraint of a worker waits until two processes have imported what compiles it.
@@ -93,41 +94,67 @@ CROWDED = (
 )
 
 
+# What a model says of its own accord where it may choose: some words, and the beginning of a block of calls.
+CHATTER = [" ".join(["I shall look"] + ["and look"] * (number * 3) + ["it up."]) for number in range(12)]
+
+
+def question(number: int) -> str:
+    return f"Which weather has the north on day {number}?"
+
+
 @pytest.fixture(scope="module")
-def crowded_stack() -> Iterator[tuple[Gateway, int]]:
-    """A stack on the fake runner, and the port at which its worker tells its counters."""
+def crowded_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway, int]]:
+    """A stack on the fake runner, and the port at which its worker tells its counters.
+
+    A question is answered with its words and the beginning of a block; what follows is up to the runner and the masks.
+    """
+    lines = [Line(question(number), f"{words}\n\n<｜DSML｜function_calls>\n") for number, words in enumerate(CHATTER)]
+    script = write_script(tmp_path_factory.mktemp("script") / "script.jsonl", lines)
     port = free_port()
-    with Gateway("serve", str(MICRO_MODEL), "--runner", "fake", *CROWDED, "--metrics-port", str(port)) as gateway:
+    flags = (*CROWDED, "--fake-script", str(script), "--metrics-port", str(port))
+    with Gateway("serve", str(MICRO_MODEL), "--runner", "fake", *flags) as gateway:
         yield gateway.ready(), port
 
 
-def test_every_tool_choice_gives_calls_that_parse_while_requests_make_way(crowded_stack: tuple[Gateway, int]) -> None:
+@pytest.mark.parametrize("num_seeds", [6, pytest.param(60, marks=pytest.mark.slow)])
+def test_every_tool_choice_gives_calls_that_parse_while_requests_make_way(
+    crowded_stack: tuple[Gateway, int], num_seeds: int
+) -> None:
     gateway, port = crowded_stack
+    before = worker_counters(port)
     tools = [tool("weather", strict=True), tool("forecast", strict=True)]
     named = {"type": "function", "function": {"name": "forecast"}}
-    cases = list(itertools.product(("required", "named"), (True, False), range(6)))
+    cases = list(itertools.product(("required", "named", "auto"), (True, False), range(num_seeds)))
 
-    def answer(choice: str, parallel: bool, seed: int) -> None:
+    def num_calls(choice: str, parallel: bool, seed: int) -> int:
+        number = seed % len(CHATTER)
+        asked = question(number) if choice == "auto" else f"Tell me of the weather, {seed} times."
         found = ask(
             gateway,
-            messages=[{"role": "user", "content": "Tell me of the weather in the north. " * 10 + str(seed)}],
+            messages=[
+                {"role": "system", "content": "You know the weather in the north. " * 10},
+                {"role": "user", "content": asked},
+            ],
             tools=tools,
             tool_choice=named if choice == "named" else choice,
             parallel_tool_calls=parallel,
             seed=seed,
             max_tokens=600,
         )
+        if choice == "auto":
+            assert found["message"]["content"] == CHATTER[number]
         if found["finish_reason"] == "length" and parallel:
-            return  # the fake runner has no wish to end, and another call may always follow
+            return 0  # the fake runner has no wish to end, and another call may always follow
         calls = check_calls(found, {"forecast"} if choice == "named" else {"weather", "forecast"})
         assert len(calls) == 1 or (parallel and calls)
+        return len(calls)
 
-    with ThreadPoolExecutor(len(cases)) as pool:
-        for future in [pool.submit(answer, *case) for case in cases]:
-            future.result()
+    with ThreadPoolExecutor(36) as pool:
+        found = [future.result() for future in [pool.submit(num_calls, *case) for case in cases]]
+    assert sum(found) >= len(cases)
     told = worker_counters(port)
-    assert told["baleen_worker_preemptions_total"] > 0
-    assert told["baleen_worker_cached_tokens_total"] > 0
+    for counter in ("baleen_worker_preemptions_total", "baleen_worker_cached_tokens_total"):
+        assert told[counter] > before[counter]
 
 
 def test_a_schema_that_cannot_be_compiled_is_refused_with_the_cause(model_stack: Gateway) -> None:
