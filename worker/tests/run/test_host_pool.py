@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from baleen_worker import runner
 from baleen_worker.cache.host import HostTier, WritePolicy
 from baleen_worker.cache.host_pool import HostPool, host_pages
 from baleen_worker.cache.pages import PagePool
@@ -21,6 +22,7 @@ from baleen_worker.request import Request, SamplingParams
 from baleen_worker.runner import build_runner
 from baleen_worker.scheduler import Scheduler, SchedulerLimits
 from baleen_worker.step import CopyError, PageCopies
+from late_copies import LateHostPool
 
 MICRO = Path(__file__).parents[3] / "models" / "micro"
 MODEL = load_model_config(MICRO)
@@ -114,8 +116,12 @@ class Server:
         return self._tokens
 
 
+@pytest.mark.parametrize("pool", [HostPool, LateHostPool])
 @pytest.mark.parametrize("policy", list(WritePolicy))
-def test_a_prompt_that_was_evicted_and_poisoned_is_answered_alike(policy: WritePolicy) -> None:
+def test_a_prompt_that_was_evicted_and_poisoned_is_answered_alike(
+    monkeypatch: pytest.MonkeyPatch, policy: WritePolicy, pool: type[HostPool]
+) -> None:
+    monkeypatch.setattr(runner, "HostPool", pool)
     draw = random.Random(3)
     shared = [draw.randrange(16, 1500) for _ in range(150)]
     prompts = [shared + [draw.randrange(16, 1500) for _ in range(200 + 3 * index)] for index in range(3)]
