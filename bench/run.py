@@ -24,6 +24,7 @@ BENCHMARKS = (
     "routers",
     "overload",
     "routing",
+    "hostile",
     "startup",
 )
 TABLE = re.compile(r"(?<=<!-- results -->\n).*?(?=<!-- end of results -->)", re.DOTALL)
