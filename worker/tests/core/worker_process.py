@@ -26,7 +26,7 @@ from baleen_worker.pb import worker_pb2 as pb
 WORKER = Path(__file__).resolve().parents[2]
 MODEL = WORKER.parent / "models" / "micro"
 SERVICE = "/baleen.worker.v1.Worker/"
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = TIMEOUT_S) -> None:
