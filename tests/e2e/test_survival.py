@@ -51,7 +51,7 @@ def answer(
         stream: Any = client.chat.completions.create(
             model="micro",
             messages=QUESTION,
-            max_tokens=60,
+            max_tokens=200,  # some seconds, of which a busy machine may let one pass before `act` is called
             stream=True,
             extra_body={"ignore_eos": True},
             **sampling,
