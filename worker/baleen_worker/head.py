@@ -82,11 +82,11 @@ class _Head:
 
     async def run(self) -> int:
         key_file = self._config.head.key_file
-        checks = [] if key_file is None else [KeyCheck(read_key(key_file, "--worker-key-file"))]
-        server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=checks)
+        check = None if key_file is None else KeyCheck(read_key(key_file, "--worker-key-file"))
+        server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[] if check is None else [check])
         try:
             address = await self._listen(server)
-            self._watch_metrics()
+            self._watch_metrics(check)
             self._publish_kv_events()
             self._watch_signals()
             if self._config.head.supervised:
@@ -254,14 +254,17 @@ class _Head:
         for name in ("", SERVICE_NAME):
             await self._health.set(name, status)
 
-    def _watch_metrics(self) -> None:
+    def _watch_metrics(self, check: KeyCheck | None) -> None:
         head = self._config.head
         if head.metrics_port is None:
             return
         from baleen_worker.metrics import serve_metrics  # only when it is asked for
 
+        def num_refused() -> int:
+            return 0 if check is None else check.num_refused
+
         try:
-            serve_metrics(head.host, head.metrics_port, head.model_id, lambda: self._state.load)
+            serve_metrics(head.host, head.metrics_port, head.model_id, lambda: self._state.load, num_refused)
         except OSError as error:
             raise FatalError(f"cannot serve metrics on port {head.metrics_port}: {error.strerror}") from None
 

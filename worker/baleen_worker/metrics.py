@@ -43,14 +43,16 @@ _COUNTERS = {
     "dropped_peers": "Connections of strangers to the transfer port, and of peers that broke its protocol.",
     "preemptions": "Requests that made way for others and were computed again.",
 }
+_REFUSED_CALLS = "baleen_worker_refused_calls"
 
 
-class LoadCollector(Collector):
-    """Reads the rank's latest load at each scrape, so that nothing is counted twice."""
+class WorkerCollector(Collector):
+    """Reads the rank's latest load, and the head's own count, at each scrape, so that nothing is counted twice."""
 
-    def __init__(self, model_id: str, load: Callable[[], Load]) -> None:
+    def __init__(self, model_id: str, load: Callable[[], Load], num_refused: Callable[[], int]) -> None:
         self._model_id = model_id
         self._load = load
+        self._num_refused = num_refused
 
     def collect(self) -> Iterator[Metric]:
         load = self._load()
@@ -59,10 +61,15 @@ class LoadCollector(Collector):
                 family = families(f"baleen_worker_{field}", description, labels=["model"])
                 family.add_metric([self._model_id], getattr(load, field))
                 yield family
+        refused = CounterMetricFamily(_REFUSED_CALLS, "Calls without the right key.", labels=["model"])
+        refused.add_metric([self._model_id], self._num_refused())
+        yield refused
 
 
-def serve_metrics(host: str, port: int, model_id: str, load: Callable[[], Load]) -> None:
+def serve_metrics(
+    host: str, port: int, model_id: str, load: Callable[[], Load], num_refused: Callable[[], int]
+) -> None:
     """Serves /metrics from a thread of its own. Raises OSError when the port is taken."""
     registry = CollectorRegistry()
-    registry.register(LoadCollector(model_id, load))
+    registry.register(WorkerCollector(model_id, load, num_refused))
     start_http_server(port, addr=host, registry=registry)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,6 +73,27 @@ def test_who_does_not_is_refused(channel: grpc.Channel, shown: list[tuple[str, s
     with pytest.raises(grpc.RpcError) as refused:
         get_info(channel, shown)
     assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED  # pyright: ignore[reportAttributeAccessIssue] - a call is an error too
+
+
+def test_refused_calls_are_counted_where_prometheus_reads(folder: Path, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def num_refused() -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        (line,) = (line for line in lines if line.startswith("baleen_worker_refused_calls_total{"))
+        return float(line.split()[-1])
+
+    flags = ("--worker-key-file", str(folder / "key"), "--metrics-port", str(port))
+    with WorkerProcess(copy_model(tmp_path), *flags) as worker, grpc.insecure_channel(worker.address) as channel:
+        assert num_refused() == 0
+        for shown in ([], [("authorization", "Bearer x")]):
+            with pytest.raises(grpc.RpcError):
+                get_info(channel, shown)
+        assert get_info(channel, [("authorization", bearer(KEY))]).model_id == "whale"
+        assert num_refused() == 2
 
 
 def test_every_method_asks_for_it(channel: grpc.Channel) -> None:
