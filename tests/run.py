@@ -52,8 +52,14 @@ class Outcome:
 
 
 def run_cargo(*, slow: bool) -> Outcome:
-    """Runs the Rust tests with the profile the gateway itself is built with; `slow` gives some of them more to do."""
+    """Runs the Rust tests with the profile the gateway itself is built with.
+
+    `slow` gives some of them more to do, and adds those of the feature `kubernetes`, whose libraries take minutes to
+    compile.
+    """
     command = ["cargo", "test", "--locked", "--workspace", "--profile", os.environ.get("BALEEN_CARGO_PROFILE", "ci")]
+    if slow:
+        command += ["--features", "baleen-gateway/kubernetes"]
     outcome = Outcome("rust")
     started = time.monotonic()
     environment = os.environ | ({"BALEEN_TEST_ALL": "1"} if slow else {})

@@ -15,17 +15,20 @@ pub mod args;
 pub mod keys;
 pub mod locate;
 pub mod names;
+pub mod services;
 pub mod workers;
 
 pub use args::{Dtype, LogFormat, LogLevel, ServeArgs};
 pub use keys::{KeyDigest, KeyFile, KeySpec, digest};
 use locate::Surroundings;
 use names::Name;
+use services::Service;
 pub use workers::{LocalWorker, Source};
-use workers::{local_worker, named_workers, remote_workers};
+use workers::{local_worker, named_workers, remote_workers, served_workers};
 
 use crate::chat::dialect::Dialect;
 use crate::chat::style::{StyleChoice, Thinking};
+use crate::discovery::LEAST_PAUSE;
 use crate::discovery::dns::LEAST_INTERVAL;
 use crate::route::policy::Policies;
 use crate::worker::key::WorkerKey;
@@ -52,6 +55,12 @@ pub struct Config {
     pub dns_server: Option<SocketAddr>,
     /// However short answers live, a name is asked for no more often.
     pub dns_least_interval: Duration,
+    /// Kubernetes Services whose endpoints are further workers.
+    pub services: Vec<Service>,
+    /// Says how the API server is reached and who asks; none for what the surroundings say.
+    pub kubeconfig: Option<PathBuf>,
+    /// The first pause after the API server has failed.
+    pub kubernetes_least_pause: Duration,
     /// Names the workers, and is read again when it changes.
     pub workers_file: Option<PathBuf>,
     /// How the workers of a request are chosen.
@@ -99,6 +108,10 @@ impl Config {
                 "--dns-server has no effect without a worker that is given by dns:// or dns+srv://".into(),
             ));
         }
+        let services = served_workers(&args)?;
+        if services.is_empty() && args.kubeconfig.is_some() {
+            return Err(ConfigError("--kubeconfig has no effect without a worker that is given by k8s://".into()));
+        }
         let (source, served_model_name) = match remote_workers(&args)? {
             Some(specs) => (Source::Remote(specs), args.served_model_name.clone()),
             None => {
@@ -120,6 +133,9 @@ impl Config {
             names,
             dns_server: args.dns_server,
             dns_least_interval: LEAST_INTERVAL,
+            services,
+            kubeconfig: args.kubeconfig.clone(),
+            kubernetes_least_pause: LEAST_PAUSE,
             worker_key: args.worker_key_file.as_deref().map(worker_key).transpose()?,
             workers_file: args.workers_file.clone(),
             policies: Policies {

@@ -15,6 +15,8 @@ use super::{banner, probe, reload};
 use crate::app::{App, FirstModel};
 use crate::config::locate::Surroundings;
 use crate::config::names::Name;
+#[cfg(feature = "kubernetes")]
+use crate::config::services::Service;
 use crate::config::{Config, ConfigError, ServeArgs, Source};
 use crate::discovery::dns;
 use crate::http::{self, listen};
@@ -127,6 +129,7 @@ impl Server {
             tokio::spawn(reload::keep_workers_up_to_date(app.clone())),
         ];
         tasks.extend(follow_names(&app));
+        tasks.extend(follow_services(&app));
         let (mut phases, mut supervisors) = (Vec::new(), JoinSet::new());
         if let Source::Local(worker) = &app.config.source {
             for (slot, &role) in app.pool.slots().iter().zip(&worker.roles) {
@@ -231,6 +234,25 @@ fn follow_names(app: &Arc<App>) -> Vec<JoinHandle<()>> {
         tokio::spawn(keep)
     };
     app.config.names.iter().map(follow).collect()
+}
+
+/// One task for each Kubernetes Service.
+#[cfg(feature = "kubernetes")]
+fn follow_services(app: &Arc<App>) -> Vec<JoinHandle<()>> {
+    use crate::discovery::kubernetes;
+
+    let config = &app.config;
+    let follow = |service: &Service| {
+        let (pool, kubeconfig) = (app.pool.clone(), config.kubeconfig.clone());
+        tokio::spawn(kubernetes::keep_up_to_date(pool, service.clone(), kubeconfig, config.kubernetes_least_pause))
+    };
+    config.services.iter().map(follow).collect()
+}
+
+/// None can be given: the command line refuses them.
+#[cfg(not(feature = "kubernetes"))]
+fn follow_services(_: &Arc<App>) -> Vec<JoinHandle<()>> {
+    Vec::new()
 }
 
 async fn wait_until_ready(app: Arc<App>) {

@@ -24,7 +24,7 @@ pub struct ServeFlags {
     #[arg(long = "model", alias = "model-path", value_name = "DIR")]
     pub model: Option<PathBuf>,
     /// Front a worker that runs already, [grpc://]host:port, or all that a name in DNS stands for, dns+srv://NAME or
-    /// dns://HOST:PORT; repeat for several
+    /// dns://HOST:PORT, or all endpoints of a Kubernetes Service, k8s://NAMESPACE/SERVICE[:PORT]; repeat for several
     #[arg(long, value_name = "URL")]
     pub worker: Vec<String>,
     /// Front a prefill worker that runs already, with the port its pages are read at if it should be checked; repeat
@@ -41,6 +41,10 @@ pub struct ServeFlags {
     /// Server to ask for names in DNS, ip:port [default: this machine's]
     #[arg(long, value_name = "ADDRESS")]
     pub dns_server: Option<SocketAddr>,
+    /// How to reach the API server of k8s:// workers [default: the service account in a pod, $KUBECONFIG or
+    /// ~/.kube/config elsewhere]
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
     /// Said by --prefill and --decode already
     #[arg(long)]
     pub pd_disaggregation: bool,

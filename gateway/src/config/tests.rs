@@ -350,6 +350,37 @@ async fn names_in_dns_stand_for_workers_beside_addresses() {
     assert!(refusal("gateway --worker dns+srv://a:1").await.starts_with("--worker dns+srv://a:1: service records"));
 }
 
+#[cfg(feature = "kubernetes")]
+#[tokio::test]
+async fn endpoints_of_services_are_workers_beside_addresses() {
+    use super::services::ServicePort;
+
+    let line = "gateway --prefill k8s://llm/p:grpc 8998 --prefill c:1 --decode k8s://llm/d --kubeconfig /k";
+    let config = configure(line).await.unwrap();
+    let of = |service: &Service| (service.place.to_string(), service.role, service.transfer_port);
+    let services: Vec<_> = config.services.iter().map(of).collect();
+    let expected = [("k8s://llm/p:grpc".into(), Role::Prefill, Some(8998)), ("k8s://llm/d".into(), Role::Decode, None)];
+    assert_eq!(services, expected);
+    assert_eq!(config.services[1].place.port, ServicePort::Only);
+    assert_eq!(config.source.specs(), [WorkerSpec::at("c:1".into(), Role::Prefill)]);
+    assert_eq!(config.kubeconfig, Some("/k".into()));
+    let sentence = refusal("gateway --prefill k8s://llm/p").await;
+    assert!(sentence.contains("give at least one --decode"), "{sentence}");
+}
+
+#[cfg(not(feature = "kubernetes"))]
+#[tokio::test]
+async fn services_are_refused_by_a_gateway_that_cannot_follow_them() {
+    let sentence = refusal("gateway --worker k8s://llm/w").await;
+    assert!(sentence.starts_with("--worker k8s://llm/w: this gateway was built without Kubernetes"), "{sentence}");
+}
+
+#[tokio::test]
+async fn a_kubeconfig_for_nothing_is_refused() {
+    assert!(refusal("gateway --worker a:1 --kubeconfig /k").await.contains("--kubeconfig has no effect"));
+    assert!(refusal("gateway --worker k8s://w").await.contains("the namespace is missing"));
+}
+
 #[tokio::test]
 async fn a_listener_for_everybody_asks_for_a_key_or_takes_a_word_from_the_operator() {
     for host in ["0.0.0.0", "::", "10.1.2.3"] {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::locate::Surroundings;
 use super::names::{Name, question};
+use super::services::{Service, service};
 use super::{ConfigError, ServeArgs};
 use crate::supervisor::WorkerCommand;
 use crate::worker::Role;
@@ -86,14 +87,14 @@ pub(super) fn remote_workers(args: &ServeArgs) -> Result<Option<Vec<WorkerSpec>>
     for url in addresses(&args.worker) {
         specs.push(WorkerSpec::at(worker_address("--worker", url)?, Role::Unified));
     }
-    for (url, transfer_port) in with_ports(&args.prefill)?.into_iter().filter(|(url, _)| !is_name(url)) {
+    for (url, transfer_port) in with_ports(&args.prefill)?.into_iter().filter(|(url, _)| !is_followed(url)) {
         specs.push(WorkerSpec { transfer_port, ..WorkerSpec::at(worker_address("--prefill", url)?, Role::Prefill) });
     }
     for url in addresses(&args.decode) {
         specs.push(WorkerSpec::at(worker_address("--decode", url)?, Role::Decode));
     }
     refuse_twins(&specs)?;
-    if specs.is_empty() && named_workers(args)?.is_empty() {
+    if specs.is_empty() && named_workers(args)?.is_empty() && served_workers(args)?.is_empty() {
         return Ok(None);
     }
     refuse_flags_of_local_workers(args)?;
@@ -102,11 +103,24 @@ pub(super) fn remote_workers(args: &ServeArgs) -> Result<Option<Vec<WorkerSpec>>
 
 /// Workers that are given by names in DNS.
 pub(super) fn named_workers(args: &ServeArgs) -> Result<Vec<Name>, ConfigError> {
+    let name = |(question, role, transfer_port)| Name { question, role, transfer_port };
+    Ok(given(args, question)?.into_iter().map(name).collect())
+}
+
+/// Workers that are the endpoints of Services.
+pub(super) fn served_workers(args: &ServeArgs) -> Result<Vec<Service>, ConfigError> {
+    let service_of = |(place, role, transfer_port)| Service { place, role, transfer_port };
+    Ok(given(args, service)?.into_iter().map(service_of).collect())
+}
+
+/// What a reader of flags and URLs makes of those that are its own: with the role, and the port of pages if named.
+fn given<T>(
+    args: &ServeArgs,
+    read: impl Fn(&str, &str) -> Result<Option<T>, ConfigError>,
+) -> Result<Vec<(T, Role, Option<u16>)>, ConfigError> {
     let of = |flag: &'static str, role| {
-        move |(url, transfer_port): (&str, Option<u16>)| {
-            let named = question(flag, url)?;
-            Ok(named.map(|question| Name { question, role, transfer_port }))
-        }
+        let read = &read;
+        move |(url, port): (&str, Option<u16>)| Ok(read(flag, url)?.map(|what| (what, role, port)))
     };
     let unified = without_ports(&args.worker).map(of("--worker", Role::Unified));
     let prefill = with_ports(&args.prefill)?.into_iter().map(of("--prefill", Role::Prefill));
@@ -118,13 +132,14 @@ fn without_ports(urls: &[String]) -> impl Iterator<Item = (&str, Option<u16>)> {
     urls.iter().map(|url| (url.as_str(), None))
 }
 
-/// Those that are not names in DNS.
+/// Those that are addresses.
 fn addresses(urls: &[String]) -> impl Iterator<Item = &String> {
-    urls.iter().filter(|url| !is_name(url))
+    urls.iter().filter(|url| !is_followed(url))
 }
 
-fn is_name(url: &str) -> bool {
-    url.starts_with("dns://") || url.starts_with("dns+srv://")
+/// Whether workers come and go behind it.
+fn is_followed(url: &str) -> bool {
+    ["dns://", "dns+srv://", "k8s://"].iter().any(|scheme| url.starts_with(scheme))
 }
 
 fn refuse_twins(specs: &[WorkerSpec]) -> Result<(), ConfigError> {

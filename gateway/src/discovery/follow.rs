@@ -72,7 +72,9 @@ impl Follower {
         }
     }
 
-    fn owns(&self, name: &str) -> bool {
+    /// Whether the worker of this name came from this source.
+    #[must_use]
+    pub fn owns(&self, name: &str) -> bool {
         self.own.as_ref().is_none_or(|own| own.contains(name))
     }
 

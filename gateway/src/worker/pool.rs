@@ -20,6 +20,8 @@ mod keeper;
 mod pairs;
 
 use keeper::Keeper;
+#[cfg(feature = "kubernetes")]
+pub(crate) use keeper::jittered;
 pub use pairs::Numbers;
 use pairs::Pairs;
 

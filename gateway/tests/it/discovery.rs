@@ -98,11 +98,11 @@ impl Zone {
     }
 }
 
-fn slots(gateway: &Gateway) -> BTreeSet<String> {
+pub fn slots(gateway: &Gateway) -> BTreeSet<String> {
     gateway.app.pool.slots().iter().map(|slot| slot.name.to_string()).collect()
 }
 
-fn names(workers: &[&FakeWorker]) -> BTreeSet<String> {
+pub fn names(workers: &[&FakeWorker]) -> BTreeSet<String> {
     workers.iter().map(|worker| worker.address.to_string()).collect()
 }
 

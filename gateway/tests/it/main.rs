@@ -12,6 +12,8 @@ mod fuzz_targets;
 mod gateway;
 mod hard_outputs;
 mod http_rules;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
 mod lifecycle;
 mod messages;
 mod openapi;

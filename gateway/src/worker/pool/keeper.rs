@@ -139,6 +139,6 @@ impl Keeper {
 }
 
 /// Between half and all of `pause`, so that many gateways do not come back at the same instant.
-fn jittered(pause: Duration) -> Duration {
+pub(crate) fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(0.5 + 0.5 * rand::random::<f64>())
 }
