@@ -303,7 +303,8 @@ def test_a_gateway_with_its_flags_answers_its_probes(tmp_path: Path, free_port: 
         assert status(probes["liveness"]) == 200
         assert status(probes["readiness"]) == 503
         assert status("/metrics") == 200
-        assert status("/nowhere") == 404
+        # What is no probe asks for a key first.
+        assert status("/nowhere") == 401
 
 
 def test_schemas_of_kubernetes_accept_every_manifest(manifests: list[Manifest]) -> None:
