@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
-from pathlib import Path
 
+import mutated
 import pytest
 from transfer_mutations import MUTATIONS
 
-FOLDER = Path(__file__).parent
-SUITES = ("test_transfer_hostile.py", "test_transfer_tcp.py")
-
 
 def run_suites(mutation: str | None) -> subprocess.CompletedProcess[str]:
-    """The tests under that mutation, until the first that is red; a test that waits in vain is red after 5 s."""
-    arguments = [sys.executable, "-m", "pytest", "-q", "-x", "--timeout", "5", "-p", "no:cacheprovider"]
-    arguments += ["-p", "transfer_mutations", "-k", "not never and not nobody"]
-    environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join((str(FOLDER), *sys.path))}
-    if mutation is not None:
-        environment["BALEEN_MUTATION"] = mutation
-    return subprocess.run(
-        [*arguments, *(str(FOLDER / suite) for suite in SUITES)],
-        env=environment,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
+    """The tests under that mutation; a test that waits in vain is red after 5 s."""
+    suites = ("core/test_transfer_hostile.py", "core/test_transfer_tcp.py")
+    options = ("--timeout", "5", "-k", "not never and not nobody")
+    return mutated.run_tests("transfer_mutations", mutation, suites, *options)
 
 
 @pytest.mark.slow

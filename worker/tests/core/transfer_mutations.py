@@ -1,14 +1,10 @@
-"""Faults of the transfer, put in on purpose: a pytest plugin that breaks the product as BALEEN_MUTATION names.
-
-`test_transfer_mutations.py` runs the tests under each, and wants them red.
-"""
+"""Faults of the transfer, put in on purpose: a pytest plugin; see `mutated.py` and `test_transfer_mutations.py`."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from typing import Any
 
+import mutated
 from baleen_worker.transfer.actions import ProtocolError
 from baleen_worker.transfer.fetching import Fetcher
 from baleen_worker.transfer.messages import Chunk, Data, Final, FromDecode, Read, Sealed
@@ -80,27 +76,19 @@ def _trust_acks(self: SendingLeg, message: FromDecode, now_s: float, hear: Any =
         return []
 
 
-MUTATIONS: dict[str, tuple[tuple[type[Any], str, Callable[..., Any]], ...]] = {
-    "digest check skipped": ((ReceivingLeg, "received", _without_digests),),
-    "generation check skipped by the reader": ((ReceivingLeg, "received", _without_generations),),
-    "generation check skipped by the owner": ((SendingLeg, "copied", _sealed_whatever),),
-    "reads of anything served": ((SendingLeg, "holds", _hold_whatever),),
-    "withdraw does nothing": ((SendingLeg, "withdraw", lambda _: []),),
-    "abort of a prefill leg dropped": ((Server, "cancel", lambda *_: None),),
-    "abort of a decode leg dropped": ((Fetcher, "cancel", lambda *_: None),),
-    "reads kept over a cut": ((ReceivingLeg, "lost", _keep_reads),),
-    "length of pages trusted": ((ReceivingLeg, "expected_pages", _trust_lengths),),
-    "length of announcements trusted": ((ReceivingLeg, "_take_chunk", _trust_chunks),),
-    "final record trusted": ((ReceivingLeg, "_take_final", _trust_final),),
-    "protocol errors forgiven": ((SendingLeg, "hear", _trust_acks),),
+MUTATIONS: dict[str, list[mutated.Patch]] = {
+    "digest check skipped": [(ReceivingLeg, "received", _without_digests)],
+    "generation check skipped by the reader": [(ReceivingLeg, "received", _without_generations)],
+    "generation check skipped by the owner": [(SendingLeg, "copied", _sealed_whatever)],
+    "reads of anything served": [(SendingLeg, "holds", _hold_whatever)],
+    "withdraw does nothing": [(SendingLeg, "withdraw", lambda _: [])],
+    "abort of a prefill leg dropped": [(Server, "cancel", lambda *_: None)],
+    "abort of a decode leg dropped": [(Fetcher, "cancel", lambda *_: None)],
+    "reads kept over a cut": [(ReceivingLeg, "lost", _keep_reads)],
+    "length of pages trusted": [(ReceivingLeg, "expected_pages", _trust_lengths)],
+    "length of announcements trusted": [(ReceivingLeg, "_take_chunk", _trust_chunks)],
+    "final record trusted": [(ReceivingLeg, "_take_final", _trust_final)],
+    "protocol errors forgiven": [(SendingLeg, "hear", _trust_acks)],
 }
 
-
-def apply(name: str) -> None:
-    """Breaks the product in this process. Raises KeyError for a mutation that does not exist."""
-    for owner, method, broken in MUTATIONS[name]:
-        setattr(owner, method, broken)
-
-
-if "BALEEN_MUTATION" in os.environ:
-    apply(os.environ["BALEEN_MUTATION"])
+mutated.apply(MUTATIONS)
