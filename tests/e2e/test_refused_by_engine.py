@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -68,9 +69,13 @@ def test_a_grammar_that_leads_nowhere_ends_its_answer(stack: Gateway) -> None:
 
 
 def test_a_plugin_that_raises_ends_only_its_request(stack: Gateway) -> None:
-    before = ask(stack).json()["choices"]
-    broken = ask(stack, logit_processors=["breaks"])
-    assert broken.status_code == 500, broken.text
-    assert "breaks" in json.dumps(broken.json()["error"])
-    assert ask(stack).json()["choices"] == before
+    """Its neighbours in the same steps get what they would have got alone."""
+    alone = ask(stack, max_tokens=40).json()["choices"]
+    with ThreadPoolExecutor(8) as pool:
+        neighbours = [pool.submit(ask, stack, max_tokens=40) for _ in range(4)]
+        broken = [pool.submit(ask, stack, logit_processors=["breaks"]) for _ in range(4)]
+    for response in (future.result() for future in broken):
+        assert response.status_code == 500, response.text
+        assert "breaks" in json.dumps(response.json()["error"])
+    assert [future.result().json()["choices"] for future in neighbours] == [alone] * 4
     wait_for("nothing is left behind", lambda: at_rest(stack))
