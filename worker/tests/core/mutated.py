@@ -24,8 +24,9 @@ def apply(mutations: Mapping[str, Sequence[Patch]]) -> None:
 def run_tests(
     plugin: str, mutation: str | None, suites: Sequence[str], *options: str
 ) -> subprocess.CompletedProcess[str]:
-    """The tests of files (under worker/tests) with a break, or none, until the first that is red."""
-    arguments = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", plugin, *options]
+    """The tests of files under worker/tests, but the slow ones, with a break or none, until the first that is red."""
+    arguments = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    arguments += ["-m", "not slow", "-p", plugin, *options]
     environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join((str(TESTS / "core"), *sys.path))}
     if mutation is not None:
         environment["BALEEN_MUTATION"] = mutation

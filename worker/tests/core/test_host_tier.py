@@ -83,6 +83,16 @@ def test_the_least_recently_used_entry_makes_room_but_not_one_on_its_way_back() 
     assert {host for _, host in copies.out}.isdisjoint(host for host, _ in copies.back)
 
 
+def test_a_chain_ends_where_a_page_has_made_way() -> None:
+    tier = HostTier(3, WritePolicy.WRITE_THROUGH)
+    digests = fill(tier, KEYS[:3])
+    for place in (0, 2):  # used once more: the one between them is the least recently used
+        tier.put(digests[place], KEYS[place], 1 + place, place, None)
+    tier.put(digests_of([KEYS[5]])[0], KEYS[5], 9, 9, None)
+    assert tier.find(root_digest(""), KEYS[:3]) == digests[:1]
+    tier.check()
+
+
 def test_events_name_the_tier() -> None:
     pages = PagePool(9)
     cache = PrefixCache(pages, host=HostTier(1, WritePolicy.WRITE_THROUGH))

@@ -161,22 +161,12 @@ def test_a_lie_ends_the_leg_and_nothing_else(decode: End, lie: str) -> None:
     test_an_honest_answer_is_taken(decode)
 
 
-def test_another_generation_is_read_again(decode: End) -> None:
-    """Though its bytes are right: what it says it has copied is not what it had announced."""
+@pytest.mark.parametrize(("page", "generation"), [(PAGE, 4), (PAGE[:-1] + b"x", 3)], ids=["generation", "bytes"])
+def test_what_is_not_as_announced_is_read_again(decode: End, page: bytes, generation: int) -> None:
+    """Another generation as well, though its bytes are right: what was copied is not what had been announced."""
     with asked(decode) as (impostor, key):
-        impostor.send(Data(0, PAGE_BYTES), PAGE)
-        impostor.send(Sealed(0, [4]))
-        assert impostor.hear() == Read(0, [9], [3])
-        assert decode.transfer.counters.num_pages_received == 0
-        impostor.send(Data(0, PAGE_BYTES), PAGE)
-        impostor.send(Sealed(0, [3]))
-        decode.wait_for(key, Arrived)
-
-
-def test_other_bytes_are_read_again(decode: End) -> None:
-    with asked(decode) as (impostor, key):
-        impostor.send(Data(0, PAGE_BYTES), PAGE[:-1] + b"x")
-        impostor.send(Sealed(0, [3]))
+        impostor.send(Data(0, PAGE_BYTES), page)
+        impostor.send(Sealed(0, [generation]))
         assert impostor.hear() == Read(0, [9], [3])
         assert decode.transfer.counters.num_pages_received == 0
         impostor.send(Data(0, PAGE_BYTES), PAGE)
