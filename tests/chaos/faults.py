@@ -7,11 +7,9 @@ machine's own, unless the row is about a moment.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from chaos.stack import ALIKE, PAIRS, Stack
+from chaos.stack import ALIKE, PAIRS, Strike
 from chaos.strikes import links, moments, requests, workers
 
 
@@ -24,7 +22,7 @@ class Fault:
     fault must have moved, so that it is known to have been noticed.
     """
 
-    strike: Callable[[Stack, random.Random], Awaitable[None]]
+    strike: Strike
     recover_s: float
     may_fail: bool = False
     may_cut: bool = False
@@ -41,9 +39,9 @@ ROWS: dict[str, Fault] = {
     "kill-at-step": Fault(moments.killed_at("step"), recover_s=2),
     "stop-worker": Fault(workers.stop_worker, recover_s=10),
     "hiccup": Fault(workers.hiccup, recover_s=2),
-    "partition": Fault(links.partition, recover_s=10),
-    "partition-there": Fault(links.partition_there, recover_s=10),
-    "partition-back": Fault(links.partition_back, recover_s=10),
+    "partition": Fault(links.blocked(links.to_worker), recover_s=10),
+    "partition-there": Fault(links.blocked(links.to_worker, "there"), recover_s=10),
+    "partition-back": Fault(links.blocked(links.to_worker, "back"), recover_s=10),
     "flapping": Fault(links.flapping, recover_s=10),
     "reset": Fault(links.reset, recover_s=2),
     "half-close": Fault(links.half_close, recover_s=2),
@@ -78,9 +76,9 @@ ROWS |= {
     "pages-slow": Fault(links.pages_slow, recover_s=2, roles=PAIRS),
     "pages-half-closed": Fault(links.pages_half_closed, recover_s=2, roles=PAIRS),
     "pages-refused": Fault(links.pages_refused, recover_s=2, roles=PAIRS),
-    "pages-blocked": Fault(links.pages_blocked, recover_s=10, roles=PAIRS),
-    "pages-blocked-there": Fault(links.pages_blocked_there, recover_s=10, roles=PAIRS),
-    "pages-blocked-back": Fault(links.pages_blocked_back, recover_s=10, roles=PAIRS),
+    "pages-blocked": Fault(links.blocked(links.to_pages), recover_s=10, roles=PAIRS),
+    "pages-blocked-there": Fault(links.blocked(links.to_pages, "there"), recover_s=10, roles=PAIRS),
+    "pages-blocked-back": Fault(links.blocked(links.to_pages, "back"), recover_s=10, roles=PAIRS),
 }
 _PHASES = ("announced", "serving", "finishing", "reserved", "storing", "arrived", "first-token")
 ROWS |= {f"pairs-kill-at-{phase}": Fault(moments.killed_at(phase), recover_s=2, roles=PAIRS) for phase in _PHASES}

@@ -7,10 +7,11 @@ name, and whoever still speaks to the one before it must notice.
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -214,3 +215,7 @@ async def _scrape(url: str) -> dict[str, float]:
         for sample in family.samples:
             samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
     return samples
+
+
+# Breaks something of a stack, as the seed has it.
+Strike = Callable[[Stack, random.Random], Awaitable[None]]

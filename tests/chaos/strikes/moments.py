@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-from collections.abc import Awaitable, Callable
 
 from chaos.rank import PHASES
-from chaos.stack import Member, Stack
+from chaos.stack import Member, Stack, Strike
 from chaos.strikes.workers import LONG_SILENCE_S, start_again
 from chaos.trap import KILL, STOP, Order
 from chaos.worker import FRAME_ACTIONS, FRAME_BACK, FRAME_THERE
-
-Strike = Callable[[Stack, random.Random], Awaitable[None]]
 
 # A moment that does not come in this time is none that the load brings about.
 PATIENCE_S = 30.0
