@@ -21,15 +21,13 @@ pub mod workers;
 pub use args::{Dtype, LogFormat, LogLevel, ServeArgs};
 pub use keys::{KeyDigest, KeyFile, KeySpec, digest};
 use locate::Surroundings;
-use names::Name;
-use services::Service;
+use names::{LEAST_INTERVAL, Name};
+use services::{LEAST_PAUSE, Service};
 pub use workers::{LocalWorker, Source};
 use workers::{local_worker, named_workers, remote_workers, served_workers};
 
 use crate::chat::dialect::Dialect;
 use crate::chat::style::{StyleChoice, Thinking};
-use crate::discovery::LEAST_PAUSE;
-use crate::discovery::dns::LEAST_INTERVAL;
 use crate::route::policy::Policies;
 use crate::worker::key::WorkerKey;
 

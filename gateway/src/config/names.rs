@@ -1,9 +1,13 @@
 //! Names in DNS that stand for workers: `dns+srv://SERVICE` for service records, `dns://HOST:PORT` for addresses.
 
 use std::fmt;
+use std::time::Duration;
 
 use super::ConfigError;
 use crate::worker::Role;
+
+/// However short its answers live, a name is asked for no more often.
+pub const LEAST_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A name, and what its workers must be.
 #[derive(Clone, Debug, PartialEq, Eq)]

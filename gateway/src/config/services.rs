@@ -1,9 +1,13 @@
 //! Kubernetes Services whose endpoints are workers: `k8s://NAMESPACE/SERVICE[:PORT]`.
 
 use std::fmt;
+use std::time::Duration;
 
 use super::ConfigError;
 use crate::worker::Role;
+
+/// The first pause after the API server has failed; each further one is twice as long, up to a bound.
+pub const LEAST_PAUSE: Duration = Duration::from_millis(500);
 
 /// A Service, and what its workers must be.
 #[derive(Clone, Debug, PartialEq, Eq)]

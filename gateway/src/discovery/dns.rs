@@ -18,8 +18,6 @@ use super::follow::Follower;
 use crate::config::names::{Name, Question};
 use crate::worker::pool::{Pool, WorkerSpec};
 
-/// However short its answers live, a name is asked for no more often.
-pub const LEAST_INTERVAL: Duration = Duration::from_secs(5);
 /// However long its answers live, a name is asked for at least as often.
 const MOST_INTERVAL: Duration = Duration::from_secs(300);
 /// How often it is looked at whether a worker that leaves is done.
@@ -53,7 +51,8 @@ pub fn resolver(server: Option<SocketAddr>) -> Result<TokioResolver, String> {
     builder.build().map_err(|error| format!("DNS cannot be asked: {error}"))
 }
 
-/// Keeps the workers of `name` up to date; never returns. `least_interval` is `LEAST_INTERVAL` but in tests.
+/// Keeps the workers of `name` up to date; never returns. `least_interval` passes between two
+/// questions, however short answers live.
 pub async fn keep_up_to_date(pool: Arc<Pool>, resolver: TokioResolver, name: Name, least_interval: Duration) {
     let mut follower = Follower::of_its_own(pool);
     let mut looks = interval(LOOK_INTERVAL.min(least_interval));

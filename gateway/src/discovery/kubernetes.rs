@@ -25,7 +25,8 @@ use watch::Watch;
 /// How often it is looked at whether a worker that leaves is done.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Keeps the workers of `service` up to date; never returns. `least_pause` is `super::LEAST_PAUSE` but in tests.
+/// Keeps the workers of `service` up to date; never returns. `least_pause` is how long an API server that fails first
+/// has peace.
 pub async fn keep_up_to_date(pool: Arc<Pool>, service: Service, kubeconfig: Option<PathBuf>, least_pause: Duration) {
     let (sender, receiver) = channel(None);
     let watch = Watch::new(service.place.clone(), kubeconfig, least_pause, sender);

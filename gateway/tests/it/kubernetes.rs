@@ -29,6 +29,14 @@ async fn gateway_of(server: &ApiServer) -> Gateway {
     Gateway::start_unready(config_of(server)).await
 }
 
+/// It has this worker already.
+async fn gateway_with(server: &ApiServer, worker: &FakeWorker) -> Gateway {
+    put(server, "a", worker, &ready());
+    let gateway = gateway_of(server).await;
+    until_ready(&gateway, &[worker]).await;
+    gateway
+}
+
 /// Each worker has its own port on one host, so each has a slice of its own.
 fn put(server: &ApiServer, slice: &str, worker: &FakeWorker, conditions: &Value) {
     let ports = json!([{"name": "grpc", "port": worker.address.port(), "protocol": "TCP"}]);
@@ -142,11 +150,8 @@ async fn an_endpoint_that_moves_to_another_slice_keeps_its_stream() {
 
 #[tokio::test]
 async fn a_watch_that_ends_or_breaks_goes_on_where_it_was() {
-    let (first, second) = (worker().await, worker().await);
-    let server = ApiServer::start().await;
-    put(&server, "a", &first, &ready());
-    let gateway = gateway_of(&server).await;
-    until_ready(&gateway, &[&first]).await;
+    let (server, first, second) = (ApiServer::start().await, worker().await, worker().await);
+    let gateway = gateway_with(&server, &first).await;
     until_watched(&gateway, &server).await;
     server.cluster().bookmark();
     server.cluster().end_watches();
@@ -181,11 +186,8 @@ async fn a_history_that_is_gone_costs_a_new_list() {
 
 #[tokio::test]
 async fn an_event_that_cannot_be_read_costs_a_new_list() {
-    let (first, second) = (worker().await, worker().await);
-    let server = ApiServer::start().await;
-    put(&server, "a", &first, &ready());
-    let gateway = gateway_of(&server).await;
-    until_ready(&gateway, &[&first]).await;
+    let (server, first, second) = (ApiServer::start().await, worker().await, worker().await);
+    let gateway = gateway_with(&server, &first).await;
     for (number, garbage) in (1..).zip([
         "ha ha\n".to_owned(),
         format!("{}\n", json!({"type": "DANCED", "object": {}})),
