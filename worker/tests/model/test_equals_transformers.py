@@ -13,7 +13,7 @@ from cases import CASES, MIN_GAP, SPARSE, prepared, smallest_gap
 from expectation import TOLERANCE, assert_same, from_trace
 from product import build
 from reference_model import ReferenceModel
-from stepper import Schedule, Stepper, in_chunks, whole
+from stepper import PAGE_SIZE, Schedule, Stepper, in_chunks, whole
 from tiny_models import V3, V32, make_weights, random_ids
 
 if TYPE_CHECKING:
@@ -81,20 +81,27 @@ def test_decode_equals_decode_of_transformers(name: str) -> None:
     assert_same(actual[0], case.expected[0])
 
 
+# Of sequence 3, which has 70 tokens: one by one, some, and around a page.
+TELLING_SIZES = (1, 7, 32, PAGE_SIZE - 1, PAGE_SIZE, PAGE_SIZE + 1)
+
+
 @pytest.mark.parametrize("name", ["v32", "v32_other_shapes", "v3"])
 @pytest.mark.parametrize("is_prompt", [True, False])
-def test_every_chunk_size(name: str, is_prompt: bool) -> None:
+@pytest.mark.parametrize(
+    "sizes", [pytest.param(TELLING_SIZES, id="telling"), pytest.param(range(1, 70), id="every", marks=pytest.mark.slow)]
+)
+def test_any_chunk_size(name: str, is_prompt: bool, sizes: Sequence[int]) -> None:
     case = prepared(name)
     ids, expected = case.sequences[3], case.expected[3]
     model = build(case.config, case.weights)
-    for size in range(1, len(ids)):
+    for size in sizes:
         prompt_len = len(ids) if is_prompt else 0
         assert_same(Stepper(model, [ids], [prompt_len]).run(in_chunks(len(ids), [size]))[0], expected)
 
 
 @NAMES
 @pytest.mark.parametrize("form", [AttentionForm.AUTO, AttentionForm.ABSORBED])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_random_chunks_and_neighbours(name: str, form: AttentionForm, seed: int) -> None:
     case = prepared(name)
     lengths = [len(ids) for ids in case.sequences]
