@@ -13,6 +13,7 @@ PORT ?= 8000
 MODEL ?=
 ARGS ?=
 SEEDS ?= 20
+SIMULATIONS ?= 100000
 JOBS ?= 1
 
 export CARGO_TARGET_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/baleen/target
@@ -37,7 +38,7 @@ PACKAGES := .venv/.packages
 BUILD_INPUTS := pyproject.toml kernels/pyproject.toml packaging/cargo_hook.py
 BUILT_GATEWAY := $(CARGO_TARGET_DIR)/$(BALEEN_CARGO_PROFILE)/gateway
 
-.PHONY: help setup serve serve-pd test test-all chaos lint fmt e2e bench bench-gpu fuzz proto lock clean
+.PHONY: help setup serve serve-pd test test-all chaos simulate lint fmt e2e bench bench-gpu fuzz proto lock clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -77,7 +78,11 @@ test-all: setup ## run every test
 e2e: setup ## run the end-to-end tests, slow ones included
 	@$(VENV)/python tests/run.py --all e2e
 
-chaos: setup ## break living stacks in every way, SEEDS (20) times each, JOBS (1) at a time; goes on where it was stopped
+simulate: setup ## play SIMULATIONS (100000) courses of faults on the state machines of transfers and of attempts
+	@BALEEN_SIMULATION_SEEDS=$(SIMULATIONS) cargo test $(CARGO_FLAGS) --package baleen-gateway --lib simulation
+	@BALEEN_SIMULATION_SEEDS=$(SIMULATIONS) $(VENV)/python -m pytest -q --timeout 0 worker/tests/core/test_transfer_simulation.py
+
+chaos: simulate ## and break living stacks in every way, SEEDS (20) times each, JOBS (1) at a time; goes on where it was stopped
 	@PYTHONPATH=tests $(VENV)/python -m chaos.run --seeds $(SEEDS) --jobs $(JOBS) --keep .venv/chaos; \
 		$(VENV)/python bench/chaos_report.py .venv/chaos
 

@@ -1,6 +1,6 @@
 """The legs' state machines in a simulated world: no stale page is accepted, every leg ends once, all pages come back.
 
-BALEEN_TRANSFER_SEEDS asks for more seeds than a usual run takes; a failure names its seed.
+BALEEN_SIMULATION_SEEDS asks for more seeds than a usual run takes; a failure names its seed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 from transfer_world import Checks, World
 
-NUM_SEEDS = int(os.environ.get("BALEEN_TRANSFER_SEEDS", "1000"))
+NUM_SEEDS = int(os.environ.get("BALEEN_SIMULATION_SEEDS", "1000"))
 ALL = Checks()
 
 
