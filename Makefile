@@ -82,7 +82,7 @@ simulate: setup ## play SIMULATIONS (100000) courses of faults on the state mach
 	@BALEEN_SIMULATION_SEEDS=$(SIMULATIONS) cargo test $(CARGO_FLAGS) --package baleen-gateway --lib simulation
 	@BALEEN_SIMULATION_SEEDS=$(SIMULATIONS) $(VENV)/python -m pytest -q --timeout 0 worker/tests/core/test_transfer_simulation.py
 
-chaos: simulate ## and break living stacks in every way, SEEDS (20) times each, JOBS (1) at a time; goes on where it was stopped
+chaos: simulate ## simulate, then break living stacks in every way, SEEDS (20) times each, JOBS (1) at a time; goes on where it was stopped
 	@PYTHONPATH=tests $(VENV)/python -m chaos.run --seeds $(SEEDS) --jobs $(JOBS) --keep .venv/chaos; \
 		$(VENV)/python bench/chaos_report.py .venv/chaos
 
