@@ -1,7 +1,7 @@
 #!/bin/sh
 # Everything that a GPU machine should be asked after a change, in a few minutes: compiles all kernels, proves them,
-# measures the slice of the model, and runs the worker's tests that need a device. Each stage has a limit of its own, and
-# one that fails costs the others nothing.
+# measures the slice of the model, and runs the tests that need a device, compute-sanitizer over our own CUDA among them.
+# Each stage has a limit of its own, and one that fails costs the others nothing.
 #
 # Usage: bench/gpu_run.sh FOLDER [COMMIT], in a checkout, with the packages importable or PYTHON set to a Python that has
 # them. FOLDER gets log.txt, slice7.json and tables of kernels.
@@ -36,6 +36,7 @@ stage compile-slice 110 "$python" -m baleen_worker compile "$slice" $flags --max
 stage slice-bf16 110 "$python" -m baleen_bench slice7 --variant bf16 --out "$out/slice7-bf16.json" --commit "$commit" \
     --seconds 75 --profile 16x4096
 stage compile-micro 60 "$python" -m baleen_worker compile models/micro --max-running-requests 6 --cuda-graph-bs 2 6
+stage kernel-tests 90 "$python" -m pytest -q -p no:cacheprovider -p no:benchmark -m gpu -n 8 --dist worksteal --timeout 80 kernels/tests
 stage tests 75 "$python" -m pytest -q -p no:cacheprovider -p no:xdist --timeout 70 worker/tests/run/test_cuda.py
 stage slice-fp8 90 "$python" -m baleen_bench slice7 --variant fp8 --out "$out/slice7-fp8.json" --commit "$commit" \
     --seconds 60 --profile 64x4096

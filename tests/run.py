@@ -3,7 +3,7 @@
     python tests/run.py [--all] [SUITE ...]
 
 `--all` adds the tests marked slow. Suites: rust, worker, kernels, models, eval, packaging, e2e, chaos; all unless
-some are named.
+some are named. Two more run where they are named, on a CUDA device: gpu-kernels, gpu-worker.
 Needs nothing beyond what `make setup` installs; the exit code is 0 only when every suite ran tests and none failed.
 """
 
@@ -32,6 +32,12 @@ SUITES = {
     "e2e": ["tests/e2e"],
     "chaos": ["tests/chaos"],
 }
+# Run where they are named alone; several processes may share the device where none asks how much memory it has.
+GPU_SUITES = {
+    "gpu-kernels": ["kernels/tests"],
+    "gpu-worker": ["worker/tests/run/test_cuda.py"],
+}
+GPU_WORKERS = {"gpu-kernels": 6, "gpu-worker": 1}
 CARGO_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
 
 
@@ -80,14 +86,16 @@ def run_cargo(*, slow: bool) -> Outcome:
 
 def run_pytest(suite: str, *, slow: bool) -> Outcome:
     """Runs one Python suite; counts come from pytest's own report."""
-    workers = min(os.cpu_count() or 1, 8)
+    on_gpu = suite in GPU_SUITES
+    workers = min(os.cpu_count() or 1, GPU_WORKERS.get(suite, 8))
+    marks = [*(["gpu"] if on_gpu else []), *([] if slow else ["not slow"])]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", f"--junit-xml={report}", *SUITES[suite]]
-        if not slow:
-            command += ["-m", "not slow"]
+        command = [sys.executable, "-m", "pytest", "-q", f"--junit-xml={report}", *(SUITES | GPU_SUITES)[suite]]
+        if marks:
+            command += ["-m", " and ".join(marks)]
         if workers > 1:
-            command += ["-n", str(workers), "--dist", "loadfile"]
+            command += ["-n", str(workers), "--dist", "worksteal" if on_gpu else "loadfile"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         started = time.monotonic()
         exit_code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
@@ -129,9 +137,9 @@ def main() -> int:
     """Runs the suites named on the command line."""
     parser = argparse.ArgumentParser(description="Run Baleen's tests.")
     parser.add_argument("--all", action="store_true", help="also run the tests marked slow")
-    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"any of: {', '.join(SUITES)}")
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"any of: {', '.join(SUITES | GPU_SUITES)}")
     arguments = parser.parse_args()
-    unknown = set(arguments.suites) - set(SUITES)
+    unknown = set(arguments.suites) - (SUITES | GPU_SUITES).keys()
     if unknown:
         parser.error(f"no such suite: {', '.join(sorted(unknown))}")
     outcomes: list[Outcome] = []

@@ -101,13 +101,31 @@ def test_few_bytes_may_round_to_a_neighbour(step: int, count: int, passes: bool)
     def call(**inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         values, scales = swiglu_quant.OP.pick("torch")(**inputs)
         codes = values.view(torch.uint8).flatten()
-        codes[(codes & 0x7F > 2).nonzero()[:count, 0]] -= step
+        codes[(codes & 0x7F > 0x40).nonzero()[:count, 0]] -= step
         return values, scales
 
     if passes:
         _check(swiglu_quant.OP, call, case)
     else:
         with pytest.raises(proof.WrongResultError, match=r"bytes differ|further than one step"):
+            _check(swiglu_quant.OP, call, case)
+
+
+@pytest.mark.parametrize(("near", "passes"), [(0.1, True), (8.0, False)])
+def test_a_number_near_zero_may_move_further(near: float, passes: bool) -> None:
+    """By four steps, which near 0.1 are 0.05 and near 8 are 4."""
+    case = next(case for case in swiglu_quant.CASES if case.name == "all_rows")
+
+    def call(**inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        values, scales = swiglu_quant.OP.pick("torch")(**inputs)
+        codes, sizes = values.view(torch.uint8).flatten(), values.float().abs().flatten()
+        codes[((sizes > near) & (sizes < 2 * near)).nonzero()[0, 0]] += 4
+        return values, scales
+
+    if passes:
+        _check(swiglu_quant.OP, call, case)
+    else:
+        with pytest.raises(proof.WrongResultError, match="further than one step"):
             _check(swiglu_quant.OP, call, case)
 
 

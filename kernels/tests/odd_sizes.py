@@ -1,0 +1,150 @@
+"""Random sizes beyond the cases that op files declare: odd, tiny, at and around what kernels cut their work into.
+
+`draw` makes the inputs of one call; the same seed gives the same call. Sizes are such that references, which go row by
+row, take milliseconds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from baleen_kernels import (
+    decode_inputs,
+    expert_tiles,
+    greedy_choice,
+    index_scores,
+    indexer_prep,
+    merge_parts,
+    mla_prep,
+    mla_query,
+    moe_permute,
+    moe_route,
+    norm_quant,
+    swiglu_quant,
+    topk_slots,
+)
+
+Draw = Callable[[random.Random], Mapping[str, Any]]
+
+
+def _tokens(g: random.Random, most: int = 300) -> int:
+    """Few, or around a power of two, or any."""
+    around = 2 ** g.randrange(0, most.bit_length()) + g.choice([-1, 0, 1])
+    return max(min(g.choice([g.randrange(1, 6), around, g.randrange(1, most)]), most), 1)
+
+
+def _topk(g: random.Random) -> Mapping[str, Any]:
+    longest = g.choice([70, 700, 5_000, 14_000, 70_000])
+    lengths = tuple(g.choice([0, 1, g.randrange(longest), longest]) for _ in range(g.randrange(1, 7)))
+    values = g.choice(["normal", "normal", "plateau", "signed_zeros", "not_finite"])
+    levels = g.choice([0, 0, 0, 1, 2, 5]) if values == "normal" else 0
+    ragged, paged = g.random() < 0.4, g.random() < 0.7
+    topk = g.choice([1, 7, 64, 100, 513, 2047, 2048])
+    return topk_slots.make_inputs(topk_slots.Case("odd", lengths, topk, levels, values, ragged, paged))
+
+
+def _route(g: random.Random) -> Mapping[str, Any]:
+    groups = 2 ** g.randrange(0, 4)
+    experts = groups * 2 ** g.randrange(1, 6)
+    kept = g.randrange(1, groups + 1)
+    topk = g.randrange(1, min(8, kept * experts // groups) + 1)
+    case = moe_route.Case(
+        "odd", _tokens(g), experts, groups, kept, topk, g.random() < 0.8, g.choice([0.0, -0.8]), g.choice([0, 0, 2])
+    )
+    return moe_route.make_inputs(case)
+
+
+def _moe(g: random.Random, width: int = 128, most: int = 300) -> moe_permute.Case:
+    experts = 2 ** g.randrange(1, 9)
+    return moe_permute.Case("odd", _tokens(g, most), experts, g.randrange(1, min(8, experts) + 1), width=width)
+
+
+def _tiles(g: random.Random, most: int = 200) -> expert_tiles.Case:
+    experts = 2 ** g.randrange(1, 9)
+    return expert_tiles.Case("odd", _tokens(g, most), experts, g.randrange(1, min(8, experts) + 1))
+
+
+def _products(g: random.Random) -> expert_tiles.Case:
+    experts = 2 ** g.randrange(1, 5)
+    topk = g.randrange(1, min(8, experts) + 1)
+    return expert_tiles.Case("odd", _tokens(g, 60), experts, topk, width=128 * g.randrange(1, 5), hidden=128)
+
+
+def _mla_prep(g: random.Random) -> Mapping[str, Any]:
+    return mla_prep.make_inputs(mla_prep.Case("odd", _tokens(g, 200), packed=g.random() < 0.5))
+
+
+def _indexer_prep(g: random.Random) -> Mapping[str, Any]:
+    case = indexer_prep.Case("odd", _tokens(g, 80), g.choice([0, 16, 32, 64]), scale_ue8m0=g.random() < 0.7)
+    return indexer_prep.make_inputs(case)
+
+
+def _greedy(g: random.Random) -> Mapping[str, Any]:
+    vocab = g.choice([1, 2, 33, 4095, 4097, g.randrange(1, 150_000)])
+    odd = g.choice([None, None, float("nan"), float("inf")])
+    return greedy_choice.make_inputs(greedy_choice.Case("odd", _tokens(g, 20), vocab, g.choice([0, 2]), odd))
+
+
+def _decode_inputs(g: random.Random) -> Mapping[str, Any]:
+    case = decode_inputs.Case("odd", _tokens(g), g.randrange(1, 400), g.choice([1, 3, 1023, 1025, 2049]))
+    return decode_inputs.make_inputs(case)
+
+
+def _norm(g: random.Random) -> Mapping[str, Any]:
+    return norm_quant.make_inputs(
+        norm_quant.Case("odd", _tokens(g, 12), 128 * g.randrange(1, 57), has_delta=g.random() < 0.5)
+    )
+
+
+def _swiglu(g: random.Random) -> Mapping[str, Any]:
+    boxes, rows = g.randrange(1, 6), _tokens(g, 60)
+    counts = tuple(g.randrange(rows + 1) for _ in range(boxes)) if g.random() < 0.7 else None
+    return swiglu_quant.make_inputs(swiglu_quant.Case("odd", counts, (boxes, rows, 256 * g.randrange(1, 9))))
+
+
+def _queries(g: random.Random) -> mla_query.Case:
+    return mla_query.Case("odd", _tokens(g), g.choice([1, 3, 8, 16, 100, 128]))
+
+
+def _merge(g: random.Random) -> Mapping[str, Any]:
+    parts = 2 ** g.randrange(0, 4)
+    case = merge_parts.Case("odd", _tokens(g, 40), parts, g.choice([1, 3, 64, 128]), empty=g.randrange(parts + 1))
+    return merge_parts.make_inputs(case)
+
+
+def _scores(g: random.Random) -> index_scores.Case:
+    lengths = tuple(g.choice([1, 63, 64, 65, g.randrange(1, 3000)]) for _ in range(g.randrange(1, 40)))
+    return index_scores.Case("odd", lengths, g.choice([32, 64]))
+
+
+DRAWS: dict[str, Draw] = {
+    "absorb_queries": lambda g: mla_query.make_absorb_inputs(_queries(g)),
+    "decode_inputs": _decode_inputs,
+    "greedy_choice": _greedy,
+    "indexer_prep": _indexer_prep,
+    "merge_parts": _merge,
+    "mla_prep": _mla_prep,
+    "moe_boxes": lambda g: moe_permute.make_box_inputs(_moe(g)),
+    "moe_combine": lambda g: moe_permute.make_combine_inputs(_moe(g, 128 * g.randrange(1, 20), most=100)),
+    "moe_route": _route,
+    "moe_scatter": lambda g: moe_permute.make_scatter_inputs(_moe(g, 128 * g.randrange(1, 20), most=100)),
+    "moe_segments": lambda g: moe_permute.make_segment_inputs(_moe(g)),
+    "moe_tiles": lambda g: expert_tiles.make_tile_inputs(_tiles(g)),
+    "norm_quant": _norm,
+    "paged_scores": lambda g: index_scores.make_paged_inputs(_scores(g)),
+    "ragged_scores": lambda g: index_scores.make_inputs(_scores(g)),
+    "rotate_queries": lambda g: mla_query.make_rotate_inputs(_queries(g)),
+    "swiglu_quant": _swiglu,
+    "tile_hidden": lambda g: expert_tiles.make_hidden_inputs(_products(g)),
+    "tile_out": lambda g: expert_tiles.make_out_inputs(_products(g)),
+    "topk_slots": _topk,
+}
+
+
+def draw(op: str, seed: int) -> Mapping[str, Any]:
+    """Inputs of one call of the op."""
+    torch.manual_seed(seed)
+    return DRAWS[op](random.Random(f"{op} {seed}"))
