@@ -101,8 +101,8 @@ impl Attempts {
     pub(super) fn fail(&mut self, failed: Failed, now: Instant) -> Verdict {
         let Failed { kind, in_prefill_leg, num_tokens, can_resume, in_trial } = failed;
         let has_tokens = num_tokens > 0;
-        if in_prefill_leg && has_tokens {
-            // The decode leg gives tokens, so it has all that the other one computed.
+        if in_prefill_leg && num_tokens > self.num_tokens {
+            // The decode leg of this attempt gives tokens, so it has all that the other one computed.
             return Verdict::GoOn;
         }
         if num_tokens > self.num_tokens {
@@ -226,6 +226,16 @@ mod tests {
         assert_eq!(fail(&mut attempts, Failed { in_prefill_leg: true, num_tokens: 1, ..IN_VAIN }), Verdict::GoOn);
         assert_eq!(attempts, Attempts::default());
         assert_eq!(fail(&mut attempts, Failed { in_prefill_leg: true, ..IN_VAIN }), Verdict::Retry);
+    }
+
+    #[test]
+    fn a_prefill_leg_is_missed_in_a_replay_until_its_own_decode_leg_gives_tokens() {
+        let mut attempts = Attempts::default();
+        assert_eq!(fail(&mut attempts, Failed { num_tokens: 3, ..IN_VAIN }), Verdict::Replay);
+        let in_prefill_leg = |num_tokens| Failed { in_prefill_leg: true, num_tokens, ..IN_VAIN };
+        let mut later = attempts;
+        assert_eq!(fail(&mut attempts, in_prefill_leg(3)), Verdict::Replay, "nobody has what it computed");
+        assert_eq!(fail(&mut later, in_prefill_leg(4)), Verdict::GoOn);
     }
 
     #[test]
