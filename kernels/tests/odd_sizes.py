@@ -17,12 +17,14 @@ from baleen_kernels import (
     greedy_choice,
     index_scores,
     indexer_prep,
+    mask_logits,
     merge_parts,
     mla_prep,
     mla_query,
     moe_permute,
     moe_route,
     norm_quant,
+    sample,
     swiglu_quant,
     topk_slots,
 )
@@ -105,6 +107,34 @@ def _swiglu(g: random.Random) -> Mapping[str, Any]:
     return swiglu_quant.make_inputs(swiglu_quant.Case("odd", counts, (boxes, rows, 256 * g.randrange(1, 9))))
 
 
+def _sample(g: random.Random) -> Mapping[str, Any]:
+    vocab = g.choice([1, 31, 2047, 2049, 5000, g.randrange(1, 70_000)])
+
+    def several(*values: Any) -> tuple[Any, ...]:
+        return tuple(g.choice(values) for _ in range(g.randrange(1, 4)))
+
+    ends = (
+        (several(0, 1, 2, 50, vocab // 2, vocab), several(1.0, 0.95, 0.5, 1e-3)) if g.random() < 0.8 else (None, None)
+    )
+    case = sample.Case(
+        "odd",
+        _tokens(g, 6),
+        vocab,
+        several(1.0, 0.7, 0.0, 1.9, 0.05),
+        *ends,
+        several(0.0, 0.0, 0.02, 1.0),
+        levels=g.choice([0, 0, 0, 2, 40]),
+        allowed=g.choice([None, None, 1, 5, max(vocab // 3, 1)]),
+    )
+    return sample.make_inputs(case)
+
+
+def _masks(g: random.Random) -> Mapping[str, Any]:
+    rows = _tokens(g, 20)
+    masked = tuple(g.sample(range(rows), g.randrange(rows + 1)))
+    return mask_logits.make_inputs(mask_logits.Case("odd", rows, g.randrange(1, 20_000), masked))
+
+
 def _queries(g: random.Random) -> mla_query.Case:
     return mla_query.Case("odd", _tokens(g), g.choice([1, 3, 8, 16, 100, 128]))
 
@@ -125,6 +155,7 @@ DRAWS: dict[str, Draw] = {
     "decode_inputs": _decode_inputs,
     "greedy_choice": _greedy,
     "indexer_prep": _indexer_prep,
+    "mask_logits": _masks,
     "merge_parts": _merge,
     "mla_prep": _mla_prep,
     "moe_boxes": lambda g: moe_permute.make_box_inputs(_moe(g)),
@@ -137,6 +168,7 @@ DRAWS: dict[str, Draw] = {
     "paged_scores": lambda g: index_scores.make_paged_inputs(_scores(g)),
     "ragged_scores": lambda g: index_scores.make_inputs(_scores(g)),
     "rotate_queries": lambda g: mla_query.make_rotate_inputs(_queries(g)),
+    "sample": _sample,
     "swiglu_quant": _swiglu,
     "tile_hidden": lambda g: expert_tiles.make_hidden_inputs(_products(g)),
     "tile_out": lambda g: expert_tiles.make_out_inputs(_products(g)),

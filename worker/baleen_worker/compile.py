@@ -221,11 +221,21 @@ class _Shapes:
 
     def fused_ops(self) -> list[Job]:
         """The small kernels, for few tokens and for many."""
-        found: list[Job] = []
+        found: list[Job] = [("choice of tokens", self._choice)]
         for tokens in sorted({1, 16, *self._sizes[-1:], min(self._piece, 4096)}):
             found.append((f"around attention, {tokens} tokens", lambda t=tokens: self._around_attention(t)))
             found.append((f"around experts, {tokens} tokens", lambda t=tokens: self._around_experts(t)))
         return found
+
+    def _choice(self) -> object:
+        """The tokens of a few rows, and what grammars forbid."""
+        vocab, rows = self._model.vocab_size, 2
+        logits = self._empty(rows, vocab, dtype=torch.float32)
+        whole = self._empty(rows, dtype=torch.int64)
+        self._ops.mask_logits(logits, whole[:1], self._empty(1, -(-vocab // 32), dtype=torch.int32))
+        share = self._empty(rows, dtype=torch.float64) + 0.5
+        self._ops.sample(logits, whole, share, None, None, share, whole)
+        return self._ops.sample(logits, whole, share, whole, share, share, whole)
 
     def _around_attention(self, tokens: int) -> None:
         m, ops = self._model, self._ops

@@ -5,7 +5,8 @@ all layers, the output head and the greedy choice. Only a handful of integers a 
 padded with rows of a slot that belongs to nobody, whose pages are the sink.
 
 Two variants for each size: `short`, when no row sees more keys than the selection holds, so that nothing is scored; and
-`long`. Where a row samples at random or asks for more than its token, what follows the logits runs behind the graph.
+`long`. A third graph of each size, which follows one of these where a row samples at random, chooses those rows' tokens
+from the same logits. Where a row changes its logits, or asks for more than its token, the rest runs behind the graph.
 
 `capture` turns a function without arguments into a replay of it: on a CPU, where tests run, into the function itself.
 """
@@ -22,6 +23,7 @@ from baleen_kernels.decode_inputs import GIVEN_BY_SLOT
 
 from baleen_worker.model.fused.experts import MOST_TILED
 from baleen_worker.model.fused.step import FusedStep, SingleRows
+from baleen_worker.sampler import columns_of, rules
 from baleen_worker.staging import to_device
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from baleen_worker.batch import LastTokens, PageTables
     from baleen_worker.cache.storage import PagedPools
     from baleen_worker.model.fused.model import FusedModel
+    from baleen_worker.sampler import SampleSpec
     from baleen_worker.step import PlannedRow
 
 Replay = Callable[[], None]
@@ -88,7 +91,10 @@ class DecodeGraphs:
         self._logits = torch.zeros(most, model.config.vocab_size, device=device)
         self._token_ids = torch.zeros(most, dtype=torch.int64, device=device)
         self._finite = torch.zeros(most, dtype=torch.bool, device=device)
+        self._rules = torch.zeros(5, most, dtype=torch.int64, device=device)
+        self._sampled = torch.zeros(most, dtype=torch.int64, device=device)
         self._replays: dict[tuple[int, bool], Replay] = {}
+        self._sampling: dict[int, Replay] = {}
 
     def takes(self, rows: Sequence[PlannedRow]) -> bool:
         """Whether the step is one of these: only rows of one token, not too many, nothing to score."""
@@ -98,21 +104,24 @@ class DecodeGraphs:
 
     def prepare(self, on_progress: Callable[[int, int], None] | None = None) -> None:
         """Captures all sizes, the largest first, so that the smaller ones find memory that it has taken."""
-        wanted = [(size, short) for size in reversed(self.sizes) for short in (True, False)]
-        for done, (size, short) in enumerate(wanted):
-            self._replay(size, short)
+        for done, size in enumerate(reversed(self.sizes)):
+            self._prepare(size)
             if on_progress is not None:
-                on_progress(done + 1, len(wanted))
+                on_progress(done + 1, len(self.sizes))
 
     def prepare_largest(self) -> None:
         """Captures the largest size alone, which says how much memory all of them need."""
+        self._prepare(self.sizes[-1])
+
+    def _prepare(self, size: int) -> None:
         for short in (True, False):
-            self._replay(self.sizes[-1], short)
+            self._replay(size, short)
+        self._replay_sampling(size)
 
     def decode(self, rows: Sequence[PlannedRow]) -> Decoded:
         """Launches the step. The greedy tokens are already remembered for the rows' slots."""
         num_rows = len(rows)
-        size = next(size for size in self.sizes if size >= num_rows)
+        size = self._size_for(num_rows)
         values = np.empty((3, size), dtype=np.int64)
         values[:, num_rows:] = [[self._spare_slot], [0], [0]]
         values[_SLOT, :num_rows] = [row.slot for row in rows]
@@ -123,6 +132,35 @@ class DecodeGraphs:
         self._input[:, :size].copy_(to_device(values, self._device), non_blocking=True)
         replay()
         return Decoded(self._logits[:num_rows], self._token_ids[:num_rows], self._finite[:num_rows])
+
+    def sample(self, specs: Sequence[SampleSpec]) -> Tensor:
+        """Tokens [N] of the rows of the step just launched, by their specs; they are remembered for the rows' slots.
+
+        A view of a buffer that the next step writes to.
+        """
+        num_rows = len(specs)
+        size = self._size_for(num_rows)
+        table = np.zeros((5, size), dtype=np.int64)  # a temperature of zero for rows of nobody
+        table[:, :num_rows] = rules(specs)
+        replay = self._replay_sampling(size)
+        self._rules[:, :size].copy_(to_device(table, self._device), non_blocking=True)
+        replay()
+        return self._sampled[:num_rows]
+
+    def _size_for(self, num_rows: int) -> int:
+        return next(size for size in self.sizes if size >= num_rows)
+
+    def _replay_sampling(self, size: int) -> Replay:
+        if size not in self._sampling:
+            self._sampling[size] = self._capture(lambda: self._sample(size))
+        return self._sampling[size]
+
+    def _sample(self, size: int) -> None:
+        temperature, top_p, min_p, top_k, keys = columns_of(self._rules[:, :size])
+        logits, greedy = self._logits[:size], self._token_ids[:size]
+        token_ids = self._model.ops.sample(logits, greedy, temperature, top_k, top_p, min_p, keys)
+        self._sampled[:size] = token_ids
+        self._last_tokens.tensor[self._input[_SLOT, :size]] = token_ids
 
     def _replay(self, size: int, short: bool) -> Replay:
         key = size, short

@@ -15,12 +15,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from baleen_kernels.mask_logits import mask_logits
 
-from baleen_worker.staging import list_to_device
+from baleen_worker.staging import list_to_device, to_device
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -50,7 +52,11 @@ class SlotState:
 class LogitState:
     """The memory of all slots, and what it does to their logits."""
 
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, num_slots: int, vocab_size: int, device: torch.device, *, mask: Callable[..., None] = mask_logits
+    ) -> None:
+        """`mask`: the op `mask_logits`, bound to a backend."""
+        self._mask = mask
         self._vocab_size = vocab_size
         self._device = device
         self._slots: dict[int, SlotState] = {}
@@ -77,9 +83,10 @@ class LogitState:
         state.num_seen = len(output_ids)
         if sampling.penalizes:
             state.place = self._take_place()
-            self._counts[state.place] = self._tensor(output_ids).bincount(minlength=self._vocab_size)
+            ids = self._tensor(output_ids)
+            self._counts[state.place].zero_().index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
             prompt_ids = self._tensor(admission.token_ids[: admission.num_prompt])
-            self._in_prompt[state.place] = prompt_ids.bincount(minlength=self._vocab_size) > 0
+            self._in_prompt[state.place].fill_(value=False).index_fill_(0, prompt_ids, value=True)
         if sampling.thinking is not None:
             self._thinking[admission.slot] = self._tensor(_reasoning_so_far(sampling.thinking, output_ids))
         if sampling.logit_processors:
@@ -134,10 +141,8 @@ class LogitState:
             logits[index] = self._penalize(logits[index], [states[row] for row in penalized])
         if biased:
             biases = [bias for state in states if (bias := state.bias) is not None]
-            ids = torch.cat([ids for ids, _ in biases])
-            counts = self._tensor([len(ids) for ids, _ in biases])
-            at = self._tensor(biased).repeat_interleave(counts)
-            logits[at, ids] += torch.cat([values for _, values in biases])
+            at = self._repeated(biased, [ids for ids, _ in biases])
+            logits[at, torch.cat([ids for ids, _ in biases])] += torch.cat([values for _, values in biases])
         return logits
 
     def forbid(self, logits: Tensor, rows: Sequence[PlannedRow]) -> Tensor:
@@ -149,13 +154,11 @@ class LogitState:
         logits = logits.clone()
         if early:
             stop_ids = [ids for index in early if (ids := self._slots[rows[index].slot].stop_ids) is not None]
-            counts = self._tensor([len(ids) for ids in stop_ids])
-            logits[self._tensor(early).repeat_interleave(counts), torch.cat(stop_ids)] = -torch.inf
+            logits[self._repeated(early, stop_ids), torch.cat(stop_ids)] = -torch.inf
         if masked:
-            packed = torch.frombuffer(bytearray(b"".join(rows[index].mask for index in masked)), dtype=torch.int32)
-            allowed = unpack_masks(packed.view(len(masked), -1).to(self._device), logits.shape[1])
-            index = self._tensor(masked)
-            logits[index] = logits[index].masked_fill(~allowed, -torch.inf)
+            packed = np.frombuffer(b"".join(rows[index].mask for index in masked), dtype=np.int32)
+            masks = to_device(packed.reshape(len(masked), -1).copy(), self._device)
+            self._mask(logits, self._tensor(masked), masks)
         return logits
 
     def force(self, token_ids: Tensor, rows: Sequence[PlannedRow]) -> Tensor:
@@ -214,14 +217,12 @@ class LogitState:
             self._free_places = list(range(used + more - 1, used - 1, -1))
         return self._free_places.pop()
 
+    def _repeated(self, rows: Sequence[int], ids: Sequence[Tensor]) -> Tensor:
+        """Each row as often as it has ids; counted on the host, since a device would have to be waited for."""
+        return self._tensor([row for row, own in zip(rows, ids, strict=True) for _ in range(len(own))])
+
     def _tensor(self, values: Sequence[int] | Sequence[tuple[int, ...]]) -> Tensor:
         return list_to_device(values, torch.int64, self._device)
-
-
-def unpack_masks(packed: Tensor, vocab_size: int) -> Tensor:
-    """[N, ceil(V / 32)] int32 as `PlannedRow.mask` defines it -> [N, V] bool."""
-    bits = torch.arange(32, dtype=torch.int32, device=packed.device)
-    return ((packed[:, :, None] >> bits) & 1).bool().view(len(packed), -1)[:, :vocab_size]
 
 
 def _reasoning_so_far(thinking: ThinkingBudget, output_ids: Sequence[int]) -> tuple[int, int]:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import torch
+from baleen_kernels import sample as sample_op
+from baleen_kernels.mask_logits import mask_logits
 
 from baleen_worker.batch import Batch, LastTokens, PageTables, make_batch
 from baleen_worker.decode_graphs import Capture, DecodeGraphs
@@ -78,7 +80,10 @@ class ModelRunner:
         self._page_size = page_size
         self._device = device
         self._tables = PageTables(max_running_requests, math.ceil(context_len / page_size), device=device)
-        self._logit_state = LogitState(max_running_requests, model.config.vocab_size, device)
+        fused = isinstance(model, FusedModel)
+        self._sample_op = model.ops.sample if fused else sample_op.sample
+        mask = model.ops.mask_logits if fused else mask_logits
+        self._logit_state = LogitState(max_running_requests, model.config.vocab_size, device, mask=mask)
         self._logit_processors = logit_processors or {}
         self._last_tokens = LastTokens(max_running_requests, device=device)
         self._max_rows = max(1, _MAX_LOGITS // model.config.vocab_size)
@@ -105,7 +110,7 @@ class ModelRunner:
         fetch = Fetch(self._device)
         if not plan.rows:
             return _ModelStep(plan, [], [], fetch)
-        if self.graphs is not None and self.graphs.takes(plan.rows) and not self._remembers(plan.rows):
+        if self.graphs is not None and self.graphs.takes(plan.rows):
             return self._launch_graph(plan, self.graphs, fetch)
         batch = make_batch(plan.rows, self._tables, self._last_tokens, self._page_size)
         self._logit_state.follow(plan.rows, batch.starts, batch.input_ids)
@@ -115,22 +120,29 @@ class ModelRunner:
         fetch.close()
         return _ModelStep(plan, sampled, scored, fetch)
 
-    def _remembers(self, rows: Sequence[PlannedRow]) -> bool:
-        """Whether sampling of some row must see the token that is fed, which a graph keeps to itself."""
-        return any(self._logit_state.of(row.slot).sampling.needs_history for row in rows)
-
     def _launch_graph(self, plan: StepPlan, graphs: DecodeGraphs, fetch: Fetch) -> _ModelStep:
-        decoded = graphs.decode(plan.rows)
-        specs = self._specs(plan.rows)
+        rows, specs = plan.rows, self._specs(plan.rows)
+        if any(spec.sampling.needs_history for spec in specs):
+            self._follow_singles(rows)
+        decoded = graphs.decode(rows)
         token_ids, failures = decoded.token_ids, {}
-        if not all(_is_plainly_greedy(row, spec) for row, spec in zip(plan.rows, specs, strict=True)):
-            token_ids, failures = self._choose(decoded.logits, plan.rows, specs)
-            self._last_tokens.keep(plan.rows, token_ids)
-        rows = range(len(plan.rows))
-        logprobs = self._describe(decoded.logits, token_ids, rows, specs)
-        sampled = _Sampled(rows, decoded.finite, token_ids, logprobs, failures).fetched(fetch)
+        if not all(_leaves_logits(row, spec) for row, spec in zip(rows, specs, strict=True)):
+            token_ids, failures = self._choose(decoded.logits, rows, specs)
+            self._last_tokens.keep(rows, token_ids)
+        elif any(spec.sampling.temperature > 0 for spec in specs):
+            token_ids = graphs.sample(specs)
+        places = range(len(rows))
+        logprobs = self._describe(decoded.logits, token_ids, places, specs)
+        sampled = _Sampled(places, decoded.finite, token_ids, logprobs, failures).fetched(fetch)
         fetch.close()
         return _ModelStep(plan, [sampled], [], fetch)
+
+    def _follow_singles(self, rows: Sequence[PlannedRow]) -> None:
+        """Takes in the tokens of rows of one token, which a graph keeps to itself; call before it is launched."""
+        fed = self._on_device([row.token_ids[0] if row.token_ids else 0 for row in rows])
+        starts = range(len(rows) + 1)
+        self._last_tokens.fill(rows, starts, fed)
+        self._logit_state.follow(rows, starts, fed)
 
     def _sample(self, plan: StepPlan, batch: Batch, hidden: Tensor) -> Iterator[_Sampled]:
         sampling_rows = [index for index, row in enumerate(plan.rows) if row.sample]
@@ -178,7 +190,7 @@ class ModelRunner:
                 else:
                     changed = changed.index_put((self._on_device([place])[0],), processed)
         changed = self._logit_state.forbid(changed, rows)
-        return self._logit_state.force(sample(changed, specs), rows), failures
+        return self._logit_state.force(sample(changed, specs, choose=self._sample_op), rows), failures
 
     def _process(self, logits: Tensor, slot: int) -> Tensor:
         state = self._logit_state.of(slot)
@@ -306,8 +318,7 @@ def _pieces(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def _is_plainly_greedy(row: PlannedRow, spec: SampleSpec) -> bool:
-    """Whether the likeliest token is the answer, whatever else the request says."""
+def _leaves_logits(row: PlannedRow, spec: SampleSpec) -> bool:
+    """Whether the row's token is chosen from the model's own logits."""
     sampling = spec.sampling
-    unchanged = not (sampling.logit_bias or sampling.min_tokens or sampling.logit_processors or row.mask)
-    return sampling.temperature == 0 and unchanged
+    return not (sampling.logit_bias or sampling.min_tokens or sampling.needs_history or row.mask)

@@ -1,15 +1,10 @@
 """Chooses tokens from logits, and states log-probabilities.
 
-Owns the meaning of the sampling parameters. A choice depends on the request's own logits, parameters, seed and output
-index, and on nothing else: neither on the rows beside it nor on how often the generator was used before.
+Owns the keys of the noise, and what sampling parameters become for the op `sample`, which holds their meaning.
+A choice depends on the request's own logits, parameters, seed and output index, and on nothing else: neither on the
+rows beside it nor on how often the generator was used before. Every id of the vocabulary can be chosen.
 
-Order of the steps: temperature; the `top_k` likeliest; of those, renormalised, the fewest likeliest that together
-reach `top_p`; of those, the ones at least `min_p` times as likely as the likeliest. Equals are ordered by token id, the
-lower first. Every id of the vocabulary can be chosen.
-
-Noise. Token v of output i with a 64-bit seed s gets u = (top 53 bits of mix(key + (v + 1) * G) + 1/2) / 2^53, where
-key = mix(s + (i + 1) * G), G = 0x9E3779B97F4A7C15 and mix is the finaliser of SplitMix64 (Steele, Lea and Flood 2014),
-all modulo 2^64. The choice is the largest log p_v - log(-log u), the Gumbel-max form of sampling from p.
+Noise: output i with a 64-bit seed s has the key mix(s + (i + 1) * G), with mix and G as in `baleen_kernels.sample`.
 
 Legend: N rows, V vocabulary, k listed alternatives.
 """
@@ -19,22 +14,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from baleen_kernels import sample as op
 
-from baleen_worker.staging import list_to_device
+from baleen_worker.staging import list_to_device, to_device
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
     from baleen_worker.request import SamplingParams
 
-_G = 0x9E3779B97F4A7C15
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
-_MASK = (1 << 64) - 1
-# Elements of float64 that are held at a time when sampling (64 MiB), for large vocabularies.
+# Elements of float64 that are held at a time when sampling with PyTorch ops (64 MiB), for large vocabularies.
 _MAX_ELEMENTS = 1 << 23
 
 
@@ -46,86 +39,61 @@ class SampleSpec:
     output_index: int
 
 
-def sample(logits: Tensor, specs: Sequence[SampleSpec]) -> Tensor:
-    """logits [N, V] float32, finite, with one spec per row -> token ids [N] int64. The logits are not changed."""
+def sample(logits: Tensor, specs: Sequence[SampleSpec], *, choose: Callable[..., Tensor] = op.sample) -> Tensor:
+    """logits [N, V] float32, finite, with one spec per row -> token ids [N] int64. The logits are not changed.
+
+    `choose`: the op `sample`, bound to a backend.
+    """
     chosen = logits.argmax(-1)  # the first of equals
     random_rows = [row for row, spec in enumerate(specs) if spec.sampling.temperature > 0]
+    cut = [row for row in random_rows if cuts_tail(specs[row].sampling, logits.shape[1])]
     size = max(1, _MAX_ELEMENTS // logits.shape[1])
-    for start in range(0, len(random_rows), size):
-        rows = random_rows[start : start + size]
-        index = list_to_device(rows, torch.int64, logits.device)
-        chosen[index] = _sample_random(logits[index], [specs[row] for row in rows])
+    for kind in (cut, sorted({*random_rows} - {*cut})):
+        for start in range(0, len(kind), size):
+            rows = kind[start : start + size]
+            index = list_to_device(rows, torch.int64, logits.device)
+            temperature, top_p, min_p, top_k, keys = columns_of(
+                to_device(rules([specs[row] for row in rows]), logits.device)
+            )
+            ends = (top_k, top_p) if kind is cut else (None, None)
+            chosen[index] = choose(logits[index], chosen[index], temperature, *ends, min_p, keys)
     return chosen
 
 
-def _sample_random(logits: Tensor, specs: Sequence[SampleSpec]) -> Tensor:
-    def column(values: Sequence[float]) -> Tensor:
-        return list_to_device(values, torch.float64, logits.device)[:, None]
+def cuts_tail(sampling: SamplingParams, vocab_size: int) -> bool:
+    """Whether `top_k` or `top_p` leaves a token out."""
+    return sampling.top_p < 1.0 or 0 < sampling.top_k < vocab_size
 
+
+def rules(specs: Sequence[SampleSpec]) -> np.ndarray:
+    """[5, N] int64 of N specs, all that the op `sample` needs in one piece: see `columns_of`."""
+    table = np.empty((5, len(specs)), dtype=np.int64)
     params = [spec.sampling for spec in specs]
-    scores = logits.double()
-    # Differences first: with a temperature near zero the quotients would overflow.
-    scores = (scores - scores.amax(-1, keepdim=True)) / column(
-        [p.temperature for p in params]
-    )  # [N, V], likeliest is 0
-    cut = [row for row, p in enumerate(params) if p.top_p < 1.0 or 0 < p.top_k < logits.shape[1]]
-    if cut:
-        index = list_to_device(cut, torch.int64, logits.device)
-        scores[index] = _cut_tail(scores[index], [params[row] for row in cut])
-    # A bound on the quotient of probabilities; the likeliest itself always stays.
-    scores.masked_fill_(scores < column([p.min_p for p in params]).log(), -torch.inf)
-    return (scores + gumbel_noise(specs, logits.shape[1], logits.device)).argmax(-1)
+    table[:3].view(np.float64)[:] = [
+        [p.temperature for p in params],
+        [p.top_p for p in params],
+        [p.min_p for p in params],
+    ]
+    table[3] = [p.top_k for p in params]
+    table[4] = [noise_key(spec) for spec in specs]
+    return table
 
 
-def _cut_tail(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """scores [N, V] -> the same with -inf where `top_k` and `top_p` leave a token out."""
-    num_ids = scores.shape[1]
-    ordered, ids = scores.sort(dim=-1, descending=True, stable=True)
-    most = [p.top_k if 0 < p.top_k < num_ids else num_ids for p in params]
-    top_k = list_to_device(most, torch.int64, scores.device)
-    top_p = list_to_device([p.top_p for p in params], scores.dtype, scores.device)
-    rank = torch.arange(num_ids, device=scores.device)
-    ordered = ordered.masked_fill(rank >= top_k[:, None], -torch.inf)
-    probs = ordered.softmax(-1)
-    mass_before = probs.cumsum(-1) - probs
-    # A top_p of one keeps all, whatever the rounding of the sums.
-    dropped = (mass_before >= top_p[:, None]) & (top_p < 1.0)[:, None]
-    dropped[:, 0] = False
-    return torch.empty_like(scores).scatter_(-1, ids, ordered.masked_fill_(dropped, -torch.inf))
+def columns_of(table: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`rules` on a device -> temperature, top_p, min_p [N] float64, top_k, keys [N] int64, in its memory."""
+    temperature, top_p, min_p = (row.view(torch.float64) for row in table[:3])
+    return temperature, top_p, min_p, table[3], table[4]
+
+
+def noise_key(spec: SampleSpec) -> int:
+    """The key as the module docstring defines it, as an int64 of the same bits."""
+    return op.signed(op.mix(spec.sampling.seed + (spec.output_index + 1) * op.G))
 
 
 def gumbel_noise(specs: Sequence[SampleSpec], vocab_size: int, device: torch.device) -> Tensor:
-    """[N, V] float64 as the module docstring defines it: a row depends on its spec's seed and output index alone."""
-    keys = [_mix_int(spec.sampling.seed + (spec.output_index + 1) * _G) for spec in specs]
-    places = torch.arange(1, vocab_size + 1, device=device) * _signed(_G)
-    bits = _mix(list_to_device([_signed(key) for key in keys], torch.int64, device)[:, None] + places)
-    u = (_shift_right(bits, 11).double() + 0.5) * 2.0**-53
-    # Above 1 - 2^-53 the sum rounds to one, whose logarithm is zero.
-    return -(-u.clamp(max=1.0 - 2.0**-53).log()).log()
-
-
-def _mix(x: Tensor) -> Tensor:
-    """The finaliser on int64 tensors, whose products wrap like unsigned ones."""
-    x = (x ^ _shift_right(x, 30)) * _signed(_MIX_1)
-    x = (x ^ _shift_right(x, 27)) * _signed(_MIX_2)
-    return x ^ _shift_right(x, 31)
-
-
-def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Logical shift of int64, which torch shifts arithmetically."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _mix_int(x: int) -> int:
-    x &= _MASK
-    x = ((x ^ (x >> 30)) * _MIX_1) & _MASK
-    x = ((x ^ (x >> 27)) * _MIX_2) & _MASK
-    return x ^ (x >> 31)
-
-
-def _signed(x: int) -> int:
-    """The int64 of the same bits."""
-    return x - (1 << 64) if x >> 63 else x
+    """[N, V] float64: what is added to each token's log-probability."""
+    keys = list_to_device([noise_key(spec) for spec in specs], torch.int64, device)
+    return op.gumbel_noise(keys, vocab_size)
 
 
 def logprobs_of(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:

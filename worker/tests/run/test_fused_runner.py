@@ -62,11 +62,17 @@ KINDS = [
         SamplingParams(max_tokens=6, seed=3, temperature=0.0, logprobs=2),
         SamplingParams(max_tokens=6, seed=5, temperature=0.0, repetition_penalty=1.3),
     ],
+    [
+        GREEDY,
+        SamplingParams(max_tokens=6, seed=3, temperature=0.8, top_p=0.9),
+        SamplingParams(max_tokens=6, seed=4, temperature=1.0, top_k=20, min_p=0.02),
+        SamplingParams(max_tokens=6, seed=5, temperature=1.3),
+    ],
 ]
 
 
 @pytest.mark.parametrize("prepared", [False, True])
-@pytest.mark.parametrize("kinds", KINDS, ids=["greedy", "mixed"])
+@pytest.mark.parametrize("kinds", KINDS, ids=["greedy", "mixed", "random"])
 def test_padded_decode_steps_give_the_same_tokens(
     built: BuiltRunner, kinds: list[SamplingParams], prepared: bool
 ) -> None:
@@ -138,14 +144,16 @@ def tiny_plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("tiny"), "deepseek_v32").folder
 
 
-def test_what_is_plainly_greedy() -> None:
+def test_whose_logits_stay_the_model_s() -> None:
     from baleen_worker.sampler import SampleSpec
     from baleen_worker.step import PlannedRow
 
     row = PlannedRow(0, 4, (1,), 1, (), True, 1)
     masked = PlannedRow(0, 4, (1,), 1, (), True, 1, mask=b"\xff")
-    biased = SamplingParams(max_tokens=1, seed=0, temperature=0.0, logit_bias=((3, 1.0),))
-    greedy = SampleSpec(GREEDY, 0)
-    assert model_runner._is_plainly_greedy(row, greedy)
-    assert not model_runner._is_plainly_greedy(masked, greedy)
-    assert not model_runner._is_plainly_greedy(row, SampleSpec(biased, 0))
+    changed = [{"logit_bias": ((3, 1.0),)}, {"repetition_penalty": 1.1}, {"min_tokens": 1}]
+    assert model_runner._leaves_logits(row, SampleSpec(GREEDY, 0))
+    assert model_runner._leaves_logits(row, SampleSpec(SamplingParams(max_tokens=1, seed=0, temperature=0.3), 0))
+    assert not model_runner._leaves_logits(masked, SampleSpec(GREEDY, 0))
+    for fields in changed:
+        sampling = SamplingParams(max_tokens=1, seed=0, temperature=0.0, **fields)
+        assert not model_runner._leaves_logits(row, SampleSpec(sampling, 0))

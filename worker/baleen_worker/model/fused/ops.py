@@ -16,6 +16,7 @@ from baleen_kernels import (
     grouped_gemm,
     index_scores,
     indexer_prep,
+    mask_logits,
     mha_dense,
     mha_partial,
     mla_prep,
@@ -24,6 +25,7 @@ from baleen_kernels import (
     moe_permute,
     moe_route,
     norm_quant,
+    sample,
     selection,
     swiglu_quant,
     thin_gemm,
@@ -49,6 +51,7 @@ CALLS: dict[str, Call] = {
     "fp8_quant": fp8_quant.quantize_groups,
     "greedy_choice": greedy_choice.greedy_choice,
     "indexer_prep": indexer_prep.indexer_prep,
+    "mask_logits": mask_logits.mask_logits,
     "mha_dense": mha_dense.mha_dense,
     "mha_partial": mha_partial.mha_partial,
     "mla_prep": mla_prep.mla_prep,
@@ -63,6 +66,7 @@ CALLS: dict[str, Call] = {
     "paged_scores": index_scores.paged_scores,
     "ragged_scores": index_scores.ragged_scores,
     "rotate_queries": mla_query.rotate_queries,
+    "sample": sample.sample,
     "swiglu_quant": swiglu_quant.swiglu_quant,
     "thin_gemm": thin_gemm.thin_gemm,
     "tile_hidden": expert_tiles.tile_hidden,
@@ -86,6 +90,7 @@ class FusedOps:
     fp8_quant: Call
     greedy_choice: Call
     indexer_prep: Call
+    mask_logits: Call
     mha_dense: Call
     mha_partial: Call
     mla_prep: Call
@@ -98,6 +103,7 @@ class FusedOps:
     paged_scores: Call
     ragged_scores: Call
     rotate_queries: Call
+    sample: Call
     swiglu_quant: Call
     thin_gemm: Call
     tile_hidden: Call
