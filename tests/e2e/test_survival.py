@@ -5,11 +5,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from baleen_worker.fake_runner import expected_tokens
 from harness.processes import CAPACITY, MICRO_MODEL, Gateway, Worker, wait_for
+from harness.struck import FAULT_TOKEN, struck
 
 Start = Callable[..., Gateway]
 RUNNERS = {"fake": ["--runner", "fake", "--fake-step-ms", "20"], "model": ["--runner", "model", "--dtype", "float32"]}
@@ -106,3 +109,19 @@ def test_a_rank_that_hangs_behind_a_lively_head_is_a_pause(start: Start) -> None
             rank.suspend()
 
         assert answer(gateway, SAMPLING["greedy"], 12, stop_rank) == undisturbed
+
+
+@pytest.mark.parametrize("fault", ["hang", "raise"])
+def test_an_answer_goes_on_elsewhere_when_a_device_fails(start: Start, tmp_path: Path, fault: str) -> None:
+    """Whichever of the two gets the request is struck; the other one answers it."""
+    flags = [str(MICRO_MODEL), *RUNNERS["fake"], *CAPACITY, "--watchdog-timeout", "1"]
+    mark = tmp_path / "mark"
+    with ExitStack() as running:
+        workers = [running.enter_context(Worker(*flags, env=struck(fault, mark))) for _ in range(2)]
+        gateway = front(start, workers)
+        prompt = [FAULT_TOKEN, 8, 9]
+        body = {"model": "micro", "prompt": prompt, "max_tokens": 20, "ignore_eos": True, "return_token_ids": True}
+        response = httpx.post(f"{gateway.url}/v1/completions", json=body, timeout=120).raise_for_status()
+        assert mark.exists()
+        assert response.json()["choices"][0]["token_ids"] == expected_tokens(prompt, 20, 2048, avoid_ids=(1,))
+        wait_for("one has ended", lambda: [worker.process.poll() for worker in workers].count(None) == 1)

@@ -88,6 +88,7 @@ def parse(arguments: Sequence[str]) -> LaunchConfig:
             script=values["fake_script"],
         ),
         log_level=values["log_level"],
+        watchdog_timeout_s=values["watchdog_timeout"],
         arithmetic=values["arithmetic"],
         kernel_backends=kernel_flags.chosen(values),
         disable_cuda_graph=values["disable_cuda_graph"],
@@ -160,6 +161,13 @@ def _add_serving(parser: argparse.ArgumentParser) -> None:
         "--insecure-listen",
         action="store_true",
         help="let other machines reach listeners that ask for no key, since the network keeps strangers away",
+    )
+    add(
+        "--watchdog-timeout",
+        type=number(0.1, 86_400.0),
+        default=300.0,
+        metavar="SECONDS",
+        help="a worker whose device takes longer for half a step writes down its state and ends (default %(default)g)",
     )
     add("--metrics-port", type=integer(1, 65535), metavar="PORT", help="serve Prometheus metrics on this port too")
 

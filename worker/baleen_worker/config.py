@@ -70,6 +70,7 @@ class WorkerConfig:
     `uniform_routing`: experts are picked evenly, at random.
     `poison_freed_pages`: for tests, so that a page that is read after it was given back spoils what reads it.
     `radix_cache_max_tokens` bounds what the prefix cache keeps beyond running requests; without it, the pages do.
+    `watchdog_timeout_s`: how long the runner may take for half a step before the rank ends itself.
     `host_cache`: None for no second tier. `disaggregation`: None for a worker that serves whole requests alone.
     """
 
@@ -101,6 +102,7 @@ class WorkerConfig:
     runner: str = "model"
     fake: FakeConfig = FakeConfig()
     log_level: str = "info"
+    watchdog_timeout_s: float = 300.0
     arithmetic: str = "auto"
     kernel_backends: tuple[tuple[str, str], ...] = ()
     disable_cuda_graph: bool = False

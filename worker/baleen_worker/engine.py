@@ -126,12 +126,14 @@ class Engine:
         depth: int = 1,
         room: GrammarRoom | None = None,
         transfer: Transfer | None = None,
+        on_broken: Callable[[], None] = lambda: None,
         clock_ms: Callable[[], float] = lambda: time.monotonic() * 1000,
     ) -> None:
         """`depth` 1: a step is collected before the next is planned.
 
         `room`: where requests with a constraint wait for their grammar; without one, there must be none.
         `transfer`: what moves the pages of legs; without one, there must be no legs.
+        `on_broken`: called when the runner is found to be broken, before RunnerBrokenError is raised.
         """
         self._depth = depth
         self._flights: deque[_Flight] = deque()
@@ -141,6 +143,7 @@ class Engine:
         self._outbox = outbox
         self._room = room
         self._transfer = transfer
+        self._on_broken = on_broken
         self._clock_ms = clock_ms
         self._num_probes = 0
         self._step = 0
@@ -285,6 +288,7 @@ class Engine:
         try:
             handle = self._runner.launch(plan)
         except CopyError as error:
+            self._on_broken()
             raise RunnerBrokenError(f"pages could not be copied between device and host: {error}") from error
         except Exception:
             logger.warning("the launch of step %d raised; its rows run again one by one", plan.step, exc_info=True)
@@ -340,4 +344,5 @@ class Engine:
         try:
             self._runner.launch(StepPlan(plan.step, [admission], [row])).collect()
         except Exception as error:
+            self._on_broken()
             raise RunnerBrokenError(f"the model runner fails on any input: {type(error).__name__}: {error}") from error

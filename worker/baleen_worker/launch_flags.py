@@ -134,7 +134,6 @@ LAUNCH_FLAGS: tuple[LaunchFlag, ...] = (
     *_refuse("a checkpoint's own quantization is read from its config.json: leave it out", "--quantization"),
     LaunchFlag(("--retraction-policy",), "the shortest output makes way: use length", accepts=("length",)),
     *_refuse("a step's budget is --chunked-prefill-size: use that", "--max-prefill-tokens"),
-    *_refuse("a dead rank is noticed by its process, not by a timer: leave it out", "--watchdog-timeout"),
     *_refuse(
         _GATEWAY,
         "--tool-call-parser",

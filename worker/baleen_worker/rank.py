@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from baleen_worker.assignment import Assignment
 from baleen_worker.cache.host import HostTier, WritePolicy
@@ -33,10 +33,11 @@ from baleen_worker.transfer.actions import Timers
 from baleen_worker.transfer.tcp import TcpTransfer
 from baleen_worker.transfer.wire import Identity
 from baleen_worker.waiting import Policy
+from baleen_worker.watchdog import WatchedRunner
 from baleen_worker.wire import RankEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from baleen_worker.step import BuiltRunner
 
@@ -64,7 +65,7 @@ def main() -> int:
     end = RankEnd(assignment.socket_path)
     engine = None
     try:
-        engine = start_engine(assignment, end, inbox=(end.fileno(),))
+        engine = start_engine(assignment, end, inbox=(end.fileno(),), on_stall=lambda last: _end_at_once(end, last))
         engine.run()
     except Exception as error:
         # A start that fails is explained by its sentence; afterwards only our own mistakes and broken devices end here.
@@ -78,10 +79,13 @@ class End(Inbox, Outbox, Protocol):
     """Both directions to whoever drives the engine."""
 
 
-def start_engine(assignment: Assignment, end: End, *, inbox: Sequence[int] = ()) -> Engine:
+def start_engine(
+    assignment: Assignment, end: End, *, inbox: Sequence[int] = (), on_stall: Callable[[str], None] | None = None
+) -> Engine:
     """Builds runner and scheduler, tells `end` that they are ready, and returns the engine, not yet running.
 
-    `inbox`: files that become readable when commands come.
+    `inbox`: files that become readable when commands come. `on_stall`: ends the process, see `watchdog`; without it, a
+    step may take as long as it likes.
 
     Raises ValueError, with a sentence for the operator, for what the model folder, device or memory does not allow.
     """
@@ -110,7 +114,18 @@ def start_engine(assignment: Assignment, end: End, *, inbox: Sequence[int] = ())
     overlaps = built.computes_beside and not config.disable_overlap_schedule
     depth = 2 if overlaps else 1
     room = _grammar_room(assignment)
-    return Engine(scheduler, built.runner, end, end, depth=depth, room=room, transfer=transfer)
+    runner, on_broken = built.runner, lambda: None
+    if on_stall is not None:
+        runner = WatchedRunner(runner, limit_s=config.watchdog_timeout_s, features=built.features, on_stall=on_stall)
+        on_broken = runner.log_record
+    return Engine(scheduler, runner, end, end, depth=depth, room=room, transfer=transfer, on_broken=on_broken)
+
+
+def _end_at_once(end: RankEnd, sentence: str) -> NoReturn:
+    """For a thread beside the engine's, which is inside the runner and so uses no socket."""
+    end.publish(Fatal(sentence))
+    end.close()
+    os._exit(1)
 
 
 def _advertised(config: WorkerConfig, transfer: TcpTransfer | None) -> str | None:

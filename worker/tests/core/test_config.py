@@ -33,7 +33,7 @@ def test_the_values_of_our_own_flags_arrive(tmp_path: Path) -> None:
         "--host 0.0.0.0 --port 0 --dtype bfloat16 --device cpu --load-format dummy --kv-cache-dtype bf16 "
         "--max-total-tokens 128 --mem-fraction-static 0.5 --max-running-requests 3 --max-queued-requests 4 "
         "--chunked-prefill-size 192 --context-length 77 --served-model-name whale --supervised --log-level DEBUG "
-        "--disable-overlap-schedule "
+        "--disable-overlap-schedule --watchdog-timeout 12.5 "
         "--disable-radix-cache --radix-cache-max-tokens 640 --schedule-policy lpm --schedule-conservativeness 0.5 "
         "--priority-scheduling-preemption-threshold 3 "
         "--insecure-listen --seed 5 --metrics-port 9000 --runner fake --fake-step-ms 1.5 --fake-poison-token-id 8"
@@ -56,7 +56,7 @@ def test_the_values_of_our_own_flags_arrive(tmp_path: Path) -> None:
     assert (worker.max_total_tokens, worker.mem_fraction_static, worker.context_length) == (128, 0.5, 77)
     assert (worker.max_running_requests, worker.max_queued_requests, worker.chunked_prefill_size) == (3, 4, 192)
     assert (worker.runner, worker.fake.step_ms, worker.fake.poison_token_id) == ("fake", 1.5, 8)
-    assert (worker.seed, worker.log_level) == (5, "debug")
+    assert (worker.seed, worker.log_level, worker.watchdog_timeout_s) == (5, "debug", 12.5)
     assert worker.disable_overlap_schedule
     assert (worker.disable_radix_cache, worker.radix_cache_max_tokens, worker.schedule_policy) == (True, 640, "lpm")
     assert (worker.schedule_conservativeness, worker.priority_scheduling_preemption_threshold) == (0.5, 3)
