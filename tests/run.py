@@ -35,7 +35,7 @@ SUITES = {
 # Run where they are named alone; several processes may share the device where none asks how much memory it has.
 GPU_SUITES = {
     "gpu-kernels": ["kernels/tests"],
-    "gpu-worker": ["worker/tests/run/test_cuda.py"],
+    "gpu-worker": ["worker/tests/run", "worker/tests/proof/test_gpu_invariance.py"],
 }
 GPU_WORKERS = {"gpu-kernels": 6, "gpu-worker": 1}
 CARGO_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")

@@ -32,10 +32,11 @@ _OTHER_SEEDS = 10**6  # from here on: subjects are told apart from all others by
 
 @dataclass
 class Answer:
-    """What one request was told."""
+    """What one request was told. `margins`: how much likelier the likeliest token was than the next, if asked for."""
 
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
+    margins: list[float] = field(default_factory=list[float])
     cached_tokens: int = 0
     ended: bool = False
     error: RequestError | None = None
@@ -156,7 +157,9 @@ class Service:
                 for row, (key, count) in enumerate(zip(columns.keys, columns.token_counts, strict=True)):
                     answer = self.answers[columns.stream, key]
                     answer.token_ids += columns.token_ids[start : start + count]
-                    answer.logprobs += logprobs[row].logprobs if row in logprobs else []
+                    if row in logprobs:
+                        answer.logprobs += logprobs[row].logprobs
+                        answer.margins += [top[0] - top[1] for top in logprobs[row].top_logprobs if len(top) > 1]
                     answer.cached_tokens = max(answer.cached_tokens, columns.cached_tokens[row])
                     answer.ended = bool(columns.finish_reasons[row])
                     start += count

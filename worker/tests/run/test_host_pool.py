@@ -37,18 +37,25 @@ NUM_TOKENS = 6
 
 
 def snapshot(pools: PagedPools) -> list[torch.Tensor]:
-    """Every store of every layer."""
-    return [store.clone() for layer in range(pools.layout.num_layers) for store in pools.page_stores(layer)]
+    """Every store of every layer, read as a step reads it: after the layer's copies."""
+    stores: list[torch.Tensor] = []
+    for layer in range(pools.layout.num_layers):
+        if pools.before_access is not None:
+            pools.before_access(layer)
+        stores += [store.clone() for store in pools.page_stores(layer)]
+    return stores
 
 
+@pytest.mark.parametrize("by_layer", [False, True], ids=["at once", "by layer"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("layout", [FLOAT32, PACKED, SHARING], ids=["float32", "fp8", "index cache"])
-def test_pages_move_byte_for_byte_and_nothing_else_does(layout: KvLayout) -> None:
-    pools = PagedPools(layout, 9, device=CPU, dtype=torch.float32)
+def test_pages_move_byte_for_byte_and_nothing_else_does(layout: KvLayout, device: str, by_layer: bool) -> None:
+    pools = PagedPools(layout, 9, device=torch.device(device), dtype=torch.float32)
     for layer in range(layout.num_layers):
         for store in pools.page_stores(layer):
             store.copy_(torch.randint(0, 256, store.shape, dtype=torch.uint8))
     before = snapshot(pools)
-    pool = HostPool(pools, 6)
+    pool = HostPool(pools, 6, by_layer=by_layer)
     # Runs of consecutive pages and pages alone; page 3 is evicted and granted again within one plan.
     pool.copy(PageCopies([(1, 0), (2, 1), (3, 2), (7, 5)], []))
     pool.copy(PageCopies([(4, 3)], [(5, 3), (0, 8), (1, 4)]))
