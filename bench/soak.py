@@ -1,20 +1,23 @@
 """A stack at saturation for half an hour, and what it leaves behind: pages, descriptors, threads and memory.
 
 Gateway, head, rank and the server of grammar trials run as an operator starts them, with the fake runner, whose pages
-and tokens are certified, in few pages that are poisoned when they are given back: requests are preempted and cached
-pages evicted all the time. Five times as many clients as there are slots ask over HTTP for plain, streamed, constrained
-and impossible things with prompts that share prefixes; a fifth of them leave early. Every answer is checked. The memory
-of every process is sampled; its slope is a least-squares line over the second half. At the end all must be given back.
+and tokens are certified, or with the micro model on a GPU (`--device cuda`), in few pages that are poisoned when they
+are given back: requests are preempted and cached pages evicted all the time. Five times as many clients as there are
+slots ask over HTTP for plain, streamed, constrained and impossible things with prompts that share prefixes; a fifth of
+them leave early. Every answer is checked. The memory of every process is sampled; its slope is a least-squares line
+over the second half. At the end all must be given back.
 
 What is held before is told after a warm-up with the same load, in which pools of threads and capped caches fill.
 
     python bench/soak.py --minutes 30
+    python bench/soak.py --minutes 8 --warm-up-minutes 1 --device cuda
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 import time
 from collections import Counter
@@ -32,12 +35,23 @@ from soak_load import Crowd
 
 NUM_CLIENTS = 160
 SAMPLE_S = 5.0
+SETTLE_S = 30.0  # for the last answers, and for writing down what was seen
+START_TIMEOUT_S = 300.0  # kernels may have to be compiled
 FLAGS = (
-    "--runner fake --fake-step-ms 80 --poison-freed-pages --max-total-tokens 8192 --max-running-requests 32"
+    "--poison-freed-pages --max-total-tokens 8192 --max-running-requests 32"
     " --chunked-prefill-size 512 --schedule-conservativeness 0.05 --constraint-cache-mib 16"
     " --constraint-compile-ms 20000"
 )
+RUNNER_FLAGS = {
+    "none": "--runner fake --fake-step-ms 80",
+    "cpu": "--device cpu",
+    "cuda": "--device cuda --cuda-graph-bs 1 4 8 16 24 32",
+}
+# Of half an hour and more; allocators settle slower than that.
 SLOPE_LIMIT_MIB_H = 8.0
+SLOPE_FROM_MINUTES = 20.0
+# Of a model's questions; what it misses on its own is below half of this.
+MISSED_LIMIT = 0.05
 
 Sample = dict[str, Any]
 
@@ -92,9 +106,8 @@ def settled(gateway: Gateway) -> bool:
     return all(metrics[name] == 0 for name in names)
 
 
-async def soak(gateway: Gateway, seconds: float, seed: int) -> tuple[Crowd, list[Sample], list[dict[str, float]]]:
-    """The crowd at work, and what was seen of the stack meanwhile."""
-    crowd = Crowd(gateway.url, NUM_CLIENTS, seed)
+async def soak(gateway: Gateway, crowd: Crowd, seconds: float) -> tuple[list[Sample], list[dict[str, float]]]:
+    """What was seen of the stack while the crowd was at work."""
     began_s = time.monotonic()
     work = asyncio.create_task(crowd.run(seconds))
     samples, loads = [], []
@@ -103,7 +116,7 @@ async def soak(gateway: Gateway, seconds: float, seed: int) -> tuple[Crowd, list
         loads.append(await asyncio.to_thread(gateway.metrics))
         await asyncio.wait([work], timeout=SAMPLE_S)
     work.result()
-    return crowd, samples, loads
+    return samples, loads
 
 
 def plot_of(samples: Sequence[Sample]) -> Plot:
@@ -119,16 +132,27 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--warm-up-minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--end-within", type=float, metavar="SECONDS", help="cut the soak short to end by then")
+    parser.add_argument("--device", choices=RUNNER_FLAGS, default="none", help="none: the fake runner (default)")
     arguments = parser.parse_args()
-    port = free_port()
-    with Gateway("serve", str(MICRO_MODEL), *FLAGS.split(), "--metrics-port", str(port)) as gateway:
-        gateway.ready()
-        asyncio.run(Crowd(gateway.url, NUM_CLIENTS, 0).run(arguments.warm_up_minutes * 60))
+    began_s = time.monotonic()
+    port, asks_model = free_port(), arguments.device != "none"
+    flags = f"{RUNNER_FLAGS[arguments.device]} {FLAGS} --metrics-port {port}"
+    # Programs of the harness get a clean environment; packages that are not installed are named to them.
+    path = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+    with Gateway("serve", str(MICRO_MODEL), *flags.split(), env=path) as gateway:
+        gateway.ready(START_TIMEOUT_S)
+        warm_up = Crowd(gateway.url, NUM_CLIENTS, 0, asks_model=asks_model)
+        asyncio.run(warm_up.run(arguments.warm_up_minutes * 60))
         wait_for("the warm-up has ended", lambda: settled(gateway))
         httpx.post(f"{gateway.url}/flush_cache").raise_for_status()
         time.sleep(2)  # connections of the warm-up are closed by then
         before = sample(gateway, time.monotonic())
-        crowd, samples, loads = asyncio.run(soak(gateway, arguments.minutes * 60, arguments.seed))
+        crowd = Crowd(gateway.url, NUM_CLIENTS, arguments.seed, asks_model=asks_model)
+        seconds = arguments.minutes * 60
+        if arguments.end_within is not None:
+            seconds = min(seconds, began_s + arguments.end_within - SETTLE_S - time.monotonic())
+        samples, loads = asyncio.run(soak(gateway, crowd, seconds))
         wait_for("everybody has been answered", lambda: settled(gateway))
         metrics, own = gateway.metrics(), worker_counters(port)
         freed = httpx.post(f"{gateway.url}/flush_cache").raise_for_status().json()["freed_pages"]
@@ -137,6 +161,20 @@ def main() -> None:
     waiting = [load["baleen_worker_waiting_requests"] for load in loads[1:]]  # at the first, nobody has asked yet
     more_threads = sum(after["threads"].values()) - sum(before["threads"].values())
     total = slope_mib_per_hour(samples, None)
+    bars = [
+        Bar("wrong answers", len(crowd.tally.wrong), 0, "answers"),
+        Bar("pages held by requests at the end", metrics["baleen_worker_used_kv_pages"], 0, "pages"),
+        Bar("pages lost to the cache at the end", own["baleen_worker_cached_pages"] - freed, 0, "pages"),
+        Bar("requests in flight at the end", metrics["baleen_active_requests"], 0, "requests"),
+        Bar("file descriptors more than before", after["fds"] - before["fds"], 0, "descriptors"),
+        Bar("threads more than before", more_threads, 0, "threads"),
+        Bar("samples in which nobody waited", sum(not count for count in waiting), 0, "samples"),
+    ]
+    if asks_model:
+        missed = crowd.tally.missed / max(crowd.tally.done["plain"], 1)
+        bars.append(Bar("questions that the model missed", round(missed, 4), MISSED_LIMIT, "of all"))
+    if arguments.minutes >= SLOPE_FROM_MINUTES:
+        bars.append(Bar("growth of memory, second half", round(total, 2), SLOPE_LIMIT_MIB_H, "MiB/h"))
     write(
         "soak",
         {
@@ -144,6 +182,7 @@ def main() -> None:
             "requests": dict(crowd.tally.done),
             "checked_tokens": crowd.tally.tokens,
             "wrong": crowd.tally.wrong[:10],
+            "missed": crowd.tally.missed,
             "mean_waiting_requests": round(sum(waiting) / len(waiting), 1),
             "worker": {name: own[name] for name in sorted(own) if name.startswith("baleen_worker_")},
             "flushed_pages": freed,
@@ -154,16 +193,7 @@ def main() -> None:
             },
             "samples": samples[:: int(60 / SAMPLE_S)],
         },
-        [
-            Bar("wrong answers", len(crowd.tally.wrong), 0, "answers"),
-            Bar("pages held by requests at the end", metrics["baleen_worker_used_kv_pages"], 0, "pages"),
-            Bar("pages lost to the cache at the end", own["baleen_worker_cached_pages"] - freed, 0, "pages"),
-            Bar("requests in flight at the end", metrics["baleen_active_requests"], 0, "requests"),
-            Bar("file descriptors more than before", after["fds"] - before["fds"], 0, "descriptors"),
-            Bar("threads more than before", more_threads, 0, "threads"),
-            Bar("samples in which nobody waited", sum(not count for count in waiting), 0, "samples"),
-            Bar("growth of memory, second half", round(total, 2), SLOPE_LIMIT_MIB_H, "MiB/h"),
-        ],
+        bars,
         plot_of(samples),
     )
 

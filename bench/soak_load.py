@@ -1,7 +1,8 @@
 """Clients of the soak: what they ask for, when they leave, and whether what they get is right.
 
-Every answer is checked. The fake runner's tokens are known beforehand, so plain answers are compared token by token;
-constrained ones must obey their schema, forced calls must parse, and a request that cannot be served must say why.
+Every answer is checked. The fake runner's tokens are known beforehand, so plain answers are compared token by token; a
+model is asked questions whose answers are known, of which it may miss a few. Constrained answers must obey their
+schema, forced calls must parse, and a request that cannot be served must say why.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "worker" / "test
 
 import httpx
 import jsonschema
+from baleen_eval.client import Client, Sampling
+from baleen_eval.errors import TransportError
+from baleen_eval.suites import SUITES, Choice
 from baleen_worker.fake_runner import expected_tokens
 from constrained_rig import draw_schema
 from harness.weather import WEATHER, tool
@@ -28,6 +32,8 @@ EOS = 1
 NUM_FAMILIES = 8
 NUM_SCHEMAS = 64
 MAX_PROMPT = 600
+NUM_QUESTIONS = 200
+QUESTION_LENGTHS = (512, 1024)
 # What a client does, and how often.
 KINDS = {"plain": 40, "stream": 15, "leave early": 20, "schema": 15, "call": 5, "refused": 5}
 
@@ -41,6 +47,7 @@ class Tally:
     """What came of everybody's requests."""
 
     done: Counter[str] = field(default_factory=Counter[str])
+    missed: int = 0
     tokens: int = 0
     wrong: list[str] = field(default_factory=list[str])
 
@@ -48,8 +55,12 @@ class Tally:
 class Crowd:
     """Clients that ask, one request after another, until they are told to stop."""
 
-    def __init__(self, url: str, size: int, seed: int) -> None:
+    def __init__(self, url: str, size: int, seed: int, *, asks_model: bool = False) -> None:
+        """`asks_model`: a model answers, not the fake runner."""
         self._url, self._size, self._seed = url, size, seed
+        choice = Choice(seed=seed, num=NUM_QUESTIONS, lengths=QUESTION_LENGTHS)
+        kinds = ("arith", "needle", "tools") if asks_model else ()
+        self._questions = [(kind, question) for kind in kinds for question in SUITES[kind].questions(choice)]
         self._over = False
         g = random.Random(seed)
         self._schemas = [draw_schema(g) for _ in range(NUM_SCHEMAS)]
@@ -72,11 +83,13 @@ class Crowd:
             [kind] = g.choices([*KINDS], [*KINDS.values()])
             try:
                 await self._ask(http, kind, g)
-            except (WrongAnswerError, jsonschema.ValidationError, ValueError, httpx.HTTPError) as error:
+            except (WrongAnswerError, TransportError, jsonschema.ValidationError, ValueError, httpx.HTTPError) as error:
                 self.tally.wrong.append(f"{kind}: {type(error).__name__}: {error}"[:500])
 
     async def _ask(self, http: httpx.AsyncClient, kind: str, g: random.Random) -> None:
         match kind:
+            case "plain" if self._questions:
+                await self._question(g)
             case "plain":
                 await self._plain(http, g)
             case "schema":
@@ -98,6 +111,13 @@ class Crowd:
         wanted = expected_tokens(body["prompt"], body["max_tokens"], VOCAB_SIZE, avoid_ids=(EOS,))
         _require(found == wanted, f"other tokens after a prompt of {len(body['prompt'])}")
         self.tally.tokens += len(found)
+
+    async def _question(self, g: random.Random) -> None:
+        kind, question = g.choice(self._questions)
+        async with Client(self._url, api_key=None, timeout_s=600, parallel=1) as client:
+            answer = await client.ask("micro", question, Sampling(SUITES[kind].max_tokens), seed=0)
+        self.tally.missed += not question.grade(answer)
+        self.tally.tokens += answer.completion_tokens
 
     async def _stream(self, http: httpx.AsyncClient, g: random.Random, *, leaves: bool) -> None:
         """Reads an answer to its end, or leaves: before the first token, or after some lines."""

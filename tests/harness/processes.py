@@ -16,12 +16,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import httpx
-import openai
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
+
+if TYPE_CHECKING:
+    import openai
 
 ROOT = Path(__file__).resolve().parents[2]
 MICRO_MODEL = ROOT / "models" / "micro"
@@ -171,10 +173,14 @@ class Gateway(Process):
 
     def client(self) -> openai.OpenAI:
         """The unmodified OpenAI client; it never retries, so that each test sees what the server did."""
+        import openai  # measurements do without
+
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=120)
 
     def async_client(self) -> openai.AsyncOpenAI:
         """The same for asyncio."""
+        import openai
+
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=120)
 
     def metrics(self) -> dict[str, float]:
