@@ -65,7 +65,7 @@ class Judge:
             "arithmetic": "fused",
             "kv_cache_dtype": kv_cache_dtype,
             "disable_cuda_graph": MODES[mode],
-            "cuda_graph_bs": (1, 2, 5, 16, 33),
+            "cuda_graph_bs": (1, 4, 8, 16, 40),
             "max_running_requests": 40,
             "max_total_tokens": 64 * 300,
             "mem_fraction_static": 0.3,

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 MICRO = Path(__file__).parents[3] / "models" / "micro"
 FLAGS = (
     *("--runner", "model", "--device", "cuda", "--max-total-tokens", "16384", "--max-running-requests", "8"),
-    *("--mem-fraction-static", "0.3", "--watchdog-timeout", "3"),
+    *("--mem-fraction-static", "0.3", "--watchdog-timeout", "3", "--cuda-graph-bs", "1", "4", "8"),
 )
 
 

@@ -13,6 +13,7 @@ from baleen_worker.cache.storage import PagedPools
 from baleen_worker.decode_graphs import padded_sizes, run_directly
 from baleen_worker.model_runner import ModelRunner
 from baleen_worker.request import SamplingParams
+from baleen_worker.step import Admission, PlannedRow, StepPlan
 from driver import Driver, Sequence, build, prompt
 
 if TYPE_CHECKING:
@@ -94,6 +95,28 @@ def test_padded_decode_steps_give_the_same_tokens(
     assert len(replayed) >= 4
 
 
+def _tokens_from_the_device(runner: ModelRunner, kinds: list[SamplingParams]) -> list[list[int]]:
+    """Of steps whose rows are fed what the step before sampled, which the host has not seen."""
+    known = [prompt(20 + 7 * n, n, vocab_size=2048) for n in range(len(kinds))]
+    admissions = [Admission(n, kind, tuple(known[n]), len(known[n])) for n, kind in enumerate(kinds)]
+    rows = [PlannedRow(n, 0, ids, 0, [1 + n], True, 0) for n, ids in enumerate(known)]
+    plans = [StepPlan(0, admissions, rows)]
+    for step in range(1, 6):
+        rows = [
+            PlannedRow(n, len(ids) + step - 1, (), 1, (), True, step, from_device=True) for n, ids in enumerate(known)
+        ]
+        plans.append(StepPlan(step, [], rows))
+    outputs = [runner.launch(plan).collect() for plan in plans]
+    assert not any(output.errors for output in outputs)
+    return [[output.token_ids[n][0] for output in outputs] for n in range(len(kinds))]
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids=["greedy", "mixed", "random"])
+def test_a_graph_is_fed_what_was_sampled_beside_it(built: BuiltRunner, kinds: list[SamplingParams]) -> None:
+    padded = _runner(built, capture=run_directly, graph_sizes=(2, 5))
+    assert _tokens_from_the_device(padded, kinds) == _tokens_from_the_device(_runner(built), kinds)
+
+
 def test_the_sink_takes_what_padding_writes(built: BuiltRunner) -> None:
     padded = _runner(built, capture=run_directly, graph_sizes=(4,))
     pools = padded._pools
@@ -146,7 +169,6 @@ def tiny_plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_whose_logits_stay_the_model_s() -> None:
     from baleen_worker.sampler import SampleSpec
-    from baleen_worker.step import PlannedRow
 
     row = PlannedRow(0, 4, (1,), 1, (), True, 1)
     masked = PlannedRow(0, 4, (1,), 1, (), True, 1, mask=b"\xff")
