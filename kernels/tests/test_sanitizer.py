@@ -23,10 +23,9 @@ def _sanitizer() -> str:
     return found
 
 
-# Libraries are not ours to judge: only kernels whose names hold this are watched.
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck", "synccheck"])
 def test_no_access_is_wrong(tool: str) -> None:
-    command = [_sanitizer(), "--tool", tool, "--kernel-regex", "kns=select_slots", "--error-exitcode", "9"]
+    command = [_sanitizer(), "--tool", tool, "--error-exitcode", "9"]
     done = subprocess.run(
         [*command, sys.executable, str(Path(__file__).with_name("run_sanitized.py"))],
         stdout=subprocess.PIPE,
@@ -35,4 +34,4 @@ def test_no_access_is_wrong(tool: str) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stdout[-4000:]
-    assert "calls are right" in done.stdout
+    assert "all calls of" in done.stdout
