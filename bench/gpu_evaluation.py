@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +34,15 @@ _TRITON = "--dsa-prefill-backend triton --dsa-decode-backend triton"
 _REUSE = '--json-model-override-args {"index_topk_pattern":"FFS"}'
 VARIANTS = {
     "bf16": "",
-    "bf16, eager": "--disable-cuda-graph",
     "fp8": "--kv-cache-dtype fp8_e4m3",
+    "bf16, eager": "--disable-cuda-graph",
     "fp8, eager": "--kv-cache-dtype fp8_e4m3 --disable-cuda-graph",
     "bf16 triton": _TRITON,
-    "fp8 triton": f"--kv-cache-dtype fp8_e4m3 {_TRITON}",
     "bf16 torch": _TORCH,
-    "fp8 torch": f"--kv-cache-dtype fp8_e4m3 {_TORCH}",
-    "bf16, IndexCache": _REUSE,
     "host tier": "--enable-hierarchical-cache --hicache-ratio 2 --max-total-tokens 65536",
+    "bf16, IndexCache": _REUSE,
+    "fp8 triton": f"--kv-cache-dtype fp8_e4m3 {_TRITON}",
+    "fp8 torch": f"--kv-cache-dtype fp8_e4m3 {_TORCH}",
 }
 LENGTHS = (512, 2048, 8192, 16384)
 BARS = {"needle": 0.97, "track": 0.95, "arith": 0.95, "tools": 0.95}
@@ -131,7 +131,7 @@ def main() -> int:
     }
     with ThreadPoolExecutor(args.jobs) as pool:
         runs = [pool.submit(evaluate, name, args.num, args.suites) for name in args.variants or VARIANTS]
-        for run in runs:
+        for run in as_completed(runs):
             document["variants"].append(run.result())
             args.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     return 0 if all(variant["met"] for variant in document["variants"]) else 1
