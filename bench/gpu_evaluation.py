@@ -30,8 +30,8 @@ COMMON = (
 )
 _TORCH = "--dsa-prefill-backend torch --dsa-decode-backend torch"
 _TRITON = "--dsa-prefill-backend triton --dsa-decode-backend triton"
-# A layer that reuses the selection of the one before it.
-_REUSE = '--json-model-override-args {"index_topk_pattern":"FFS"}'
+# The middle one of three layers reuses the selection of the first; the last one does badly without its own.
+_REUSE = '--json-model-override-args {"index_topk_pattern":"FSF"}'
 VARIANTS = {
     "bf16": "",
     "fp8": "--kv-cache-dtype fp8_e4m3",
