@@ -37,7 +37,10 @@ stage slice-bf16 110 "$python" -m baleen_bench slice7 --variant bf16 --out "$out
     --seconds 75 --profile 16x4096
 stage compile-micro 60 "$python" -m baleen_worker compile models/micro --max-running-requests 6 --cuda-graph-bs 2 6
 stage kernel-tests 90 "$python" -m pytest -q -p no:cacheprovider -p no:benchmark -m gpu -n 8 --dist worksteal --timeout 80 kernels/tests
-stage tests 75 "$python" -m pytest -q -p no:cacheprovider -p no:xdist --timeout 70 worker/tests/run/test_cuda.py
+stage tests 120 "$python" -m pytest -q -p no:cacheprovider -p no:xdist --timeout 70 -m gpu \
+    worker/tests/run/test_cuda.py worker/tests/run/test_cuda_sampling.py worker/tests/run/test_cuda_faults.py \
+    worker/tests/run/test_host_pool.py
+stage invariance 240 "$python" -m pytest -q -p no:cacheprovider -p no:xdist -m gpu worker/tests/proof/test_gpu_invariance.py
 stage slice-fp8 90 "$python" -m baleen_bench slice7 --variant fp8 --out "$out/slice7-fp8.json" --commit "$commit" \
     --seconds 60 --profile 64x4096
 stage doctor 60 "$python" -m baleen_kernels doctor
