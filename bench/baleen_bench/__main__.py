@@ -101,6 +101,8 @@ def _measure(measurement: kernels.Measurement, ceilings: timing.Ceilings) -> dic
         row["bar"], row["met"] = f"<= {measurement.limit_us:g} us", us <= measurement.limit_us
     elif measurement.least_tb_s is not None:
         row["bar"], row["met"] = f">= {measurement.least_tb_s:g} TB/s", row["tb_s"] >= measurement.least_tb_s
+    elif measurement.least_tflops is not None:
+        row["bar"], row["met"] = f">= {measurement.least_tflops:g} TFLOP/s", row["tflops"] >= measurement.least_tflops
     return row
 
 

@@ -46,7 +46,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """`limit_us`: a bar on the time; `least_tb_s`: a bar on the rate."""
+    """`limit_us`: a bar on the time; `least_tb_s`, `least_tflops`: bars on rates."""
 
     op: str
     backend: str
@@ -54,6 +54,7 @@ class Measurement:
     make: Callable[[], Work]
     limit_us: float | None = None
     least_tb_s: float | None = None
+    least_tflops: float | None = None
 
 
 def measurements() -> Iterator[Measurement]:
@@ -86,11 +87,18 @@ def measurements() -> Iterator[Measurement]:
     for keys in (4096, 32_768):
         yield Measurement("ragged_scores", "deep_gemm", f"4096x{keys}", lambda n=keys: _ragged(n))
     for tokens in (1, 16, 64, 128, 256):
-        for backend in ("flashmla_kv", "flashmla_sparse"):
-            packed = backend == "flashmla_kv"
-            make = lambda t=tokens, p=packed: _attend(t, packed=p)  # noqa: E731
-            yield Measurement("mla_slots", backend, f"decode {tokens}", make)
-    yield Measurement("mla_slots", "flashmla_sparse", "prefill 4096", lambda: _attend(4096, packed=False))
+        for backend in ("flashmla_kv", "flashmla_sparse", "triton"):
+            for packed in {"flashmla_kv": (True,), "flashmla_sparse": (False,), "triton": (False, True)}[backend]:
+                name = f"decode {tokens}, {_pool_name(packed)}"
+                make = lambda t=tokens, p=packed, b=backend: _attend(t, b, packed=p)  # noqa: E731
+                least = 250.0 if (backend, packed) == ("triton", False) and tokens >= 128 else None
+                yield Measurement("mla_slots", backend, name, make, least_tflops=least)
+    for num_slots in (1 << 13, 1 << 16):
+        for backend, packed in (("flashmla_sparse", False), ("triton", False), ("triton", True)):
+            name = f"prefill 4096 of {num_slots >> 10}K, {_pool_name(packed)}"
+            make = lambda n=num_slots, p=packed, b=backend: _attend(4096, b, packed=p, num_slots=n)  # noqa: E731
+            least = 400.0 if (backend, packed) == ("triton", False) else None
+            yield Measurement("mla_slots", backend, name, make, least_tflops=least)
     yield Measurement("mha_dense", "fa3", "8x2048", _dense)
     for tokens in (1, 16, 64, 128):
         for out, width in ((4096, HIDDEN), (HIDDEN, 2048)):
@@ -263,22 +271,24 @@ def _ragged(keys: int) -> Work:
     return Work(call, 4.0 * seen, 2.0 * seen * 64 * 128, "fp8")
 
 
-def _attend(tokens: int, *, packed: bool) -> Work:
-    num_slots, heads, topk = 1 << 18, 128, 2048
+def _pool_name(packed: bool) -> str:
+    return f"{'fp8' if packed else 'bf16'} pool"
+
+
+def _attend(tokens: int, backend: str, *, packed: bool, num_slots: int = 1 << 16) -> Work:
+    heads, topk = 128, 2048
     if packed:
         latents = torch.randint(0, 100, (num_slots, 656), dtype=torch.uint8, device="cuda")
         latents[:, 512:528] = torch.ones(4, device="cuda").view(torch.uint8)
         latents[:, 528:] = _bf16(num_slots, 64).view(torch.uint8)
     else:
-        latents = _bf16(num_slots, 576)[: 1 << 16]
-    picks = [torch.randperm(latents.shape[0], device="cuda")[:topk].int() for _ in range(min(tokens, 256))]
+        latents = _bf16(num_slots, 576)
+    picks = [torch.randperm(num_slots, device="cuda")[:topk].int() for _ in range(min(tokens, 256))]
     slots = torch.stack(picks).repeat(-(-tokens // len(picks)), 1)[:tokens]
-    q, backend = _bf16(tokens, heads, 576), "flashmla_kv" if packed else "flashmla_sparse"
+    q = _bf16(tokens, heads, 576)
     call = lambda: mla_slots.mla_slots(q, latents, slots, softmax_scale=0.1, backend=backend)  # noqa: E731
-    num_bytes = tokens * topk * latents.shape[1] * float(latents.element_size())
-    return Work(
-        call, min(num_bytes, float(latents.nbytes)) if not packed else num_bytes, 2.0 * tokens * heads * topk * 1088
-    )
+    num_bytes = min(tokens * topk * latents.stride(0) * float(latents.element_size()), float(latents.nbytes))
+    return Work(call, num_bytes, 2.0 * tokens * heads * topk * 1088)
 
 
 def _dense() -> Work:

@@ -52,6 +52,7 @@ def _is_blackwell(arch: str) -> bool:
 # What to use for each op, best first; an op that is not listed has only "torch".
 PREFERENCES: Mapping[str, Sequence[str]] = {
     "absorb_queries": ("triton", "torch"),
+    "compact_slots": ("triton", "torch"),
     "contiguous_gemm": ("deep_gemm", "torch"),
     "decode_inputs": ("triton", "torch"),
     "fp8_gemm": ("deep_gemm", "torch"),
@@ -86,5 +87,5 @@ PREFERENCES: Mapping[str, Sequence[str]] = {
 
 def attention_preferences(default: str, *, packed: bool) -> Sequence[str]:
     """The default and what can stand in for it on the same pool."""
-    others = ("flashmla_kv",) if packed else ("flashmla_sparse",)
+    others = ("flashmla_kv", "triton") if packed else ("flashmla_sparse", "triton")
     return tuple(dict.fromkeys((default, *others, "torch")))

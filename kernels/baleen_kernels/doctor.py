@@ -21,7 +21,7 @@ def report(*, device: str, kv_cache_dtype: str, check: bool) -> int:
         state = "not checked"
         if check:
             try:
-                case = proof.prove(OPS[choice.op], choice.backend, device="cpu" if machine.arch == "cpu" else "cuda")
+                case = selection.prove_choice(chosen, choice, device="cpu" if machine.arch == "cpu" else "cuda")
                 state = f"right on case {case}"
             except proof.WrongResultError as error:
                 failed += 1

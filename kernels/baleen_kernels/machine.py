@@ -91,6 +91,12 @@ ANYWHERE = Needs()
 HOPPER = ("sm90",)
 HOPPER_OR_BLACKWELL = ("sm90", "sm100", "sm103")
 NVIDIA = ("sm89", *HOPPER_OR_BLACKWELL)
+CDNA = ("gfx942", "gfx950")
+ANY_TRITON = Needs(
+    archs=("sm80", "sm86", *NVIDIA, "sm120", *CDNA),
+    arch_note="an NVIDIA GPU of compute capability 8.0 or later, or an AMD Instinct GPU",
+    packages=("triton",),
+)
 TRITON = Needs(archs=NVIDIA, arch_note="an NVIDIA GPU of compute capability 8.9 or later", packages=("triton",))
 
 

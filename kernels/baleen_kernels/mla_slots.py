@@ -3,7 +3,8 @@
 q [T, H, C + R] bfloat16 or float32, latent part first; latents, the pool: [S, C + R] of its dtype, or packed FP8
 [S, bytes] uint8 as in `latent_pack`; slots [T, K] int32, -1 for none, in any place -> [T, H, C] of q's dtype. A token
 that selects nothing gets zeros. Scores, softmax and sums in float32. R is 64; C is 512 for the libraries, which take
-bfloat16 and any number of heads up to 128, whose time they round up to 64 or 128.
+bfloat16 and any number of heads up to 128, whose time they round up to 64 or 128. Our own kernel takes any number of
+heads and slots, and rounds its time up to 64 heads on a Hopper GPU.
 
 Prefill and decode are the same function; backends differ in the pools they read and the sizes they like.
 """
@@ -16,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baleen_kernels import latent_pack, mla_sparse
-from baleen_kernels.machine import HOPPER_OR_BLACKWELL, Needs
+from baleen_kernels import compact_slots, latent_pack, mla_sparse
+from baleen_kernels.machine import ANY_TRITON, HOPPER, HOPPER_OR_BLACKWELL, Needs
 from baleen_kernels.registry import Op
 
 LATENT, ROPE = 512, 64
@@ -27,10 +28,13 @@ FLASH_MLA = Needs(archs=HOPPER_OR_BLACKWELL, arch_note="a Hopper or Blackwell GP
 SPLIT_FLASH_MLA = Needs(
     archs=HOPPER_OR_BLACKWELL, arch_note="a Hopper or Blackwell GPU", packages=("flash_mla", "triton")
 )
+PAGED_FA3 = Needs(archs=HOPPER, arch_note="a Hopper GPU", packages=("vllm_flash_attn", "triton"))
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
+    """`poison`: what no token selects is NaN, slot 0 among it."""
+
     name: str
     num_tokens: int
     num_heads: int
@@ -39,6 +43,7 @@ class Case:
     padding: str = "some"
     latent: int = LATENT
     dtype: torch.dtype = torch.bfloat16
+    poison: bool = False
 
 
 CASES = (
@@ -53,6 +58,12 @@ CASES = (
     Case("narrow_latent", 4, 4, 64, packed=False, latent=128, dtype=torch.float32),
     Case("nothing_selected", 2, 64, 2048, packed=True, padding="all"),
     Case("nothing_selected_plain", 2, 64, 128, packed=False, padding="all"),
+    Case("not_finite_elsewhere", 4, 16, 256, packed=False, poison=True),
+    Case("not_finite_elsewhere_packed", 4, 16, 256, packed=True, poison=True),
+    Case("odd_numbers", 3, 17, 100, packed=False),
+    Case("odd_numbers_packed", 3, 65, 100, packed=True),
+    Case("one_slot", 2, 1, 1, packed=False, padding="none"),
+    Case("no_tokens", 0, 16, 128, packed=False),
 )
 
 
@@ -71,6 +82,11 @@ def make_inputs(case: Case) -> dict[str, Any]:
     elif case.padding != "none":
         threshold = 2.0 if case.padding == "all" else 0.3
         slots = slots.masked_fill(torch.rand(slots.shape, generator=g) < threshold, -1)
+    if case.poison:
+        slots = slots.masked_fill(slots == 0, -1)
+        unused = torch.ones(num_slots, dtype=torch.bool)
+        unused[slots[slots >= 0].long()] = False
+        latents[unused] = 0x7F if case.packed else torch.nan  # as an e4m3 number and as half of a scale, too, NaN
     return {
         "q": torch.randn(case.num_tokens, case.num_heads, case.latent + ROPE, generator=g).to(case.dtype),
         "latents": latents,
@@ -148,6 +164,8 @@ def _flashmla_sparse(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale
     from baleen_kernels.own import merge_parts as own
 
     padded, num_heads = _with_whole_tiles(q), q.shape[1]
+    if len(q) == 0:  # the library fails on it
+        return q.new_empty(0, num_heads, LATENT)
     num_parts = parts_of(padded.shape[0], padded.shape[1], slots.shape[1])
     # The current kernels of this package are for later GPUs; its legacy side has Hopper and this format.
     options = {"use_legacy": True, "return_log2_lse": None if num_parts > 1 else False}
@@ -166,6 +184,61 @@ def _flashmla_sparse(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale
 @OP.backend("flashmla_kv", needs=FLASH_MLA, rejects=_rejects_kv)
 def _flashmla_kv(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale: float) -> Tensor:
     return _call_flashmla_kv(q, latents, slots, softmax_scale, flashmla_plan())
+
+
+def _rejects_triton(q: Tensor, latents: Tensor, slots: Tensor, **_: Any) -> str | None:
+    packed, latent = latents.dtype == torch.uint8, q.shape[2] - ROPE
+    if latents.dtype != q.dtype and not (packed and q.dtype == torch.bfloat16):
+        return f"it takes queries of the pool's dtype, bfloat16 for packed pools, not {q.dtype} for {latents.dtype}"
+    if latent < 16 or latent & (latent - 1) or (packed and latent % 128):
+        return f"it takes latents of a power of two of channels, 128 or more of them packed, not {latent}"
+    if slots.dtype != torch.int32 or not latents.is_contiguous():
+        return "it takes slots as int32 and pools that are contiguous"
+    return None
+
+
+@OP.backend("triton", needs=ANY_TRITON, rejects=_rejects_triton)
+def _triton(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale: float) -> Tensor:
+    from baleen_kernels.own import merge_parts, mla_slots
+
+    own = mla_slots
+    if mla_slots.on_hopper() and (q.dtype, q.shape[2]) == (torch.bfloat16, LATENT + ROPE):
+        from baleen_kernels.own import mla_slots_hopper as own
+    num_parts = parts_of(q.shape[0], q.shape[1], slots.shape[1])
+    q, slots = q.contiguous(), slots.contiguous()
+    parts, sums = own.attend(q, latents, slots, softmax_scale=softmax_scale, parts=num_parts)
+    return parts[:, 0] if num_parts == 1 else merge_parts.merge(parts, sums)
+
+
+def _rejects_fa3(q: Tensor, latents: Tensor, slots: Tensor, **_: Any) -> str | None:
+    del slots
+    return "it reads bfloat16 pools" if latents.dtype != torch.bfloat16 else _rejects_flashmla(q)
+
+
+@OP.backend("fa3", needs=PAGED_FA3, rejects=_rejects_fa3)
+def _fa3(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale: float) -> Tensor:
+    """Every query is a sequence of its own, every slot a page of one key; the latents are the values."""
+    from vllm.vllm_flash_attn import flash_attn_varlen_func  # pyright: ignore[reportMissingImports]
+
+    num_tokens, num_heads, _ = q.shape
+    if num_tokens == 0:
+        return q.new_empty(0, num_heads, LATENT)
+    pages, counts = compact_slots.compact_slots(slots.contiguous(), backend="triton")
+    pool = latents[:, None, None]
+    return flash_attn_varlen_func(
+        q=q[..., LATENT:],
+        k=pool[..., LATENT:],
+        v=pool[..., :LATENT],
+        q_v=q[..., :LATENT],
+        max_seqlen_q=1,
+        cu_seqlens_q=torch.arange(num_tokens + 1, dtype=torch.int32, device=q.device),
+        max_seqlen_k=slots.shape[1],
+        seqused_k=counts,
+        block_table=pages,
+        softmax_scale=softmax_scale,
+        causal=True,
+        fa_version=3,
+    )
 
 
 def _call_flashmla_kv(q: Tensor, latents: Tensor, slots: Tensor, softmax_scale: float, plan: Any) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from baleen_kernels.registry import Op
 
@@ -35,12 +35,15 @@ class WrongResultError(ValueError):
     """A backend ran and its result is not that of the reference, or it did not run at all."""
 
 
-def prove(op: Op[Any], backend: str, *, device: str) -> str:
-    """Runs the first case that the backend takes on the device; returns its name. WrongResultError if it fails."""
+def prove(op: Op[Any], backend: str, *, device: str, like: Callable[[Mapping[str, Any]], bool] = lambda _: True) -> str:
+    """Runs the first case that the backend takes on the device; returns its name. WrongResultError if it fails.
+
+    `like`: whether inputs are of the kind that the backend is meant for, where an op has several.
+    """
     entry = op.entry(backend)
     for case in op.cases:
         inputs = op.make_inputs(case)
-        if entry.rejection(inputs) is None and any(_size(value) for value in inputs.values()):
+        if like(inputs) and entry.rejection(inputs) is None and any(_size(value) for value in inputs.values()):
             check_case(op, backend, inputs, device=device)
             return case.name
     raise WrongResultError(f"{op.name}: backend {backend!r} takes none of the cases, so it cannot be checked")

@@ -15,6 +15,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 import baleen_kernels
 from baleen_kernels import proof
 from baleen_kernels.autoconfig import FP8, PREFERENCES, attention_defaults, attention_preferences
@@ -102,10 +104,23 @@ def prove(selection: Selection, *, device: str, roles: Collection[str] | None = 
     for choice in selection.choices:
         if roles is not None and choice.role not in roles:
             continue
-        case = proof.prove(OPS[choice.op], choice.backend, device=device)
+        case = prove_choice(selection, choice, device=device)
         for name, reason in choice.passed_over:
             logger.warning("%s: %s cannot be used: %s", choice.role, name, reason)
         logger.info("%s: %s, checked on case %s", choice.role, choice.backend, case)
+
+
+def prove_choice(selection: Selection, choice: Choice, *, device: str) -> str:
+    """`proof.prove` of one choice; sparse attention on a pool of the format that was chosen with it."""
+    if choice.role not in (PREFILL, DECODE):
+        return proof.prove(OPS[choice.op], choice.backend, device=device)
+    packed = selection.kv_cache_dtype == FP8
+    return proof.prove(
+        OPS[choice.op],
+        choice.backend,
+        device=device,
+        like=lambda inputs: (inputs["latents"].dtype == torch.uint8) == packed,
+    )
 
 
 def _choose(

@@ -1,7 +1,8 @@
-"""Compiles one op's Triton kernels for Hopper, without a GPU; the last line of output is JSON, an outcome by case.
+"""Compiles one op's Triton kernels without a GPU, for Hopper; the last line of output is JSON, an outcome by case.
 
-python compile_triton.py OP [MODULE.NAME=NUMBER …]. The numbers replace those of modules of `own`. Calls of the backend
-reach Triton, which is told of a GPU that is not there and asked to stop before the launch.
+python compile_triton.py OP [MODULE.NAME=NUMBER …] [arch=NUMBER]. The numbers replace those of modules of `own`; arch is
+another compute capability, times ten. Calls of the backend reach Triton, which is told of a GPU that is not there and
+asked to stop before the launch. A kernel that wants more shared memory than such a GPU has counts as one that fails.
 """
 
 from __future__ import annotations
@@ -18,15 +19,19 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+_SHARED_KIB = {80: 163, 89: 99, 90: 227, 100: 227}
 
-class Hopper:
-    """As much of a driver as compiling asks for."""
+
+class Absent:
+    """As much of the driver of a GPU as compiling asks for."""
+
+    arch = 90
 
     def get_current_device(self) -> int:
         return 0
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.arch, 32)
 
     def get_current_stream(self, _: int | None = None) -> int:
         return 0
@@ -37,18 +42,26 @@ class Hopper:
 
 def main() -> None:
     """Prints the outcomes."""
-    driver.set_active(Hopper())  # pyright: ignore[reportArgumentType]
+    gpu = Absent()
+    driver.set_active(gpu)  # pyright: ignore[reportArgumentType]
     run = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         del warmup
-        return run(self, *args, grid=grid, warmup=True, **options)
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        wanted, there = kernel.metadata.shared, _SHARED_KIB[gpu.arch] << 10
+        if wanted > there:
+            raise MemoryError(f"{self.__name__} wants {wanted} bytes of shared memory of {there}")
+        return kernel
 
     JITFunction.run = compile_only
     selection.load_ops()
     op = OPS[sys.argv[1]]
     for setting in sys.argv[2:]:
         place, _, number = setting.partition("=")
+        if place == "arch":
+            gpu.arch = int(number)
+            continue
         module, _, attribute = place.partition(".")
         setattr(importlib.import_module(f"baleen_kernels.own.{module}"), attribute, int(number))
     outcomes: dict[str, str] = {}

@@ -20,6 +20,7 @@ from baleen_kernels.topk_slots import blocks_per_row
 
 TRITON_OPS = (
     "absorb_queries",
+    "compact_slots",
     "decode_inputs",
     "fp8_quant",
     "greedy_choice",
@@ -27,6 +28,7 @@ TRITON_OPS = (
     "mask_logits",
     "merge_parts",
     "mla_prep",
+    "mla_slots",
     "moe_boxes",
     "moe_combine",
     "moe_route",
@@ -41,7 +43,9 @@ TRITON_OPS = (
     "tile_hidden",
     "tile_out",
 )
-QUICK = ("fp8_quant", "greedy_choice", "moe_route")
+QUICK = ("compact_slots", "fp8_quant", "greedy_choice", "moe_route")
+# The interpreter takes minutes over 2048 slots and 128 heads.
+_LONG = (pytest.mark.slow, pytest.mark.timeout(1200))
 
 
 def _run(script: str, op: str, *settings: str, **environment: str) -> dict[str, str]:
@@ -58,7 +62,7 @@ def _run(script: str, op: str, *settings: str, **environment: str) -> dict[str, 
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("op", [pytest.param(op, marks=() if op in QUICK else pytest.mark.slow) for op in TRITON_OPS])
+@pytest.mark.parametrize("op", [pytest.param(op, marks=() if op in QUICK else _LONG) for op in TRITON_OPS])
 def test_triton_kernels_equal_the_reference_in_the_interpreter(op: str) -> None:
     outcomes = _run("run_triton.py", op, TRITON_INTERPRET="1")
     assert set(outcomes.values()) == {"ok"}, outcomes
@@ -79,6 +83,14 @@ def test_the_kernel_for_many_queries_compiles_for_hopper(tmp_path: Path) -> None
 @pytest.mark.parametrize("op", TRITON_OPS)
 def test_triton_kernels_compile_for_hopper(op: str, tmp_path: Path) -> None:
     outcomes = _run("compile_triton.py", op, TRITON_CACHE_DIR=str(tmp_path))
+    assert set(outcomes.values()) == {"ok"}, outcomes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("arch", [80, 89, 100])
+def test_sparse_attention_compiles_for_other_gpus(arch: int, tmp_path: Path) -> None:
+    outcomes = _run("compile_triton.py", "mla_slots", f"arch={arch}", TRITON_CACHE_DIR=str(tmp_path))
     assert set(outcomes.values()) == {"ok"}, outcomes
 
 
@@ -130,6 +142,27 @@ def test_few_tokens_cut_their_selection(num_tokens: int, num_heads: int, topk: i
 )
 def test_thin_products_are_cut_to_fill_a_device(out_features: int, width: int, tile: int, parts: int) -> None:
     assert cut_of(out_features, width) == (tile, parts)
+
+
+@pytest.mark.parametrize(
+    ("arch", "num_heads", "wide", "tile"),
+    [
+        (90, 128, False, (64, 64, 2, 8)),
+        (80, 128, False, (64, 32, 3, 8)),
+        (100, 64, False, (64, 32, 3, 8)),
+        (89, 128, False, (32, 32, 2, 4)),
+        (90, 17, False, (32, 64, 2, 4)),
+        (90, 1, False, (16, 64, 2, 4)),
+        (90, 128, True, (16, 16, 1, 4)),
+        ("gfx942", 128, False, (16, 16, 1, 4)),
+    ],
+)
+def test_tiles_fit_shared_memory(arch: int | str, num_heads: int, wide: bool, tile: tuple[int, ...]) -> None:
+    pytest.importorskip("triton")
+    from baleen_kernels.own.mla_slots import tile_of
+
+    chosen = tile_of(arch, num_heads, wide=wide)
+    assert (chosen.heads, chosen.keys, chosen.stages, chosen.warps) == tile
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_shapes_that_a_backend_does_not_take_count_like_a_missing_library() -> N
     slots = torch.empty(4, 2048, dtype=torch.int32, device="meta")
     sample = {"q": queries.bfloat16(), "latents": pool.bfloat16(), "slots": slots, "softmax_scale": 1.0}
     chosen = selection.select(H200, samples={selection.PREFILL: sample})
-    assert chosen.backend(selection.PREFILL) == "torch"
+    assert chosen.backend(selection.PREFILL) == "triton"
     prefill = next(choice for choice in chosen.choices if choice.role == selection.PREFILL)
     assert "up to 128 heads" in dict(prefill.passed_over)["flashmla_sparse"]
     assert chosen.backend(selection.DECODE) == "flashmla_sparse"
@@ -137,7 +137,7 @@ def test_the_doctor_checks_and_says_what_it_found(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Large cases take seconds on a CPU; here it is the report that counts.
-    monkeypatch.setattr(proof, "prove", lambda op, backend, device: f"{op.name}/{backend}/{device}")
+    monkeypatch.setattr(proof, "prove", lambda op, backend, device, **_: f"{op.name}/{backend}/{device}")
     assert __main__.main(["doctor", "--device", "cpu"]) == 0
     printed = capsys.readouterr().out
     assert "topk_slots             torch            right on case topk_slots/torch/cpu" in printed
@@ -150,7 +150,7 @@ def test_the_doctor_fails_where_a_kernel_is_wrong(
 ) -> None:
     right = proof.prove
 
-    def prove(op: object, backend: str, *, device: str) -> str:
+    def prove(op: object, backend: str, *, device: str, **_: object) -> str:
         return right(rms_norm.OP, backend, device=device) if op is rms_norm.OP else "skipped"
 
     broken = replace(rms_norm.OP.entry("torch"), call=lambda x, weight, *, eps: x)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ARITHMETICS = ("auto", "plain", "fused")
 FLASHMLA_AUTO = "flashmla_auto"
 _PREFILL, _DECODE = "mla_slots.prefill", "mla_slots.decode"
-_SPARSE = ("flashmla_sparse", "flashmla_kv", FLASHMLA_AUTO, "fa3", "tilelang", "torch", "trtllm", "aiter")
+_SPARSE = ("flashmla_sparse", "flashmla_kv", FLASHMLA_AUTO, "fa3", "tilelang", "triton", "torch", "trtllm", "aiter")
 
 
 @dataclass(frozen=True, slots=True)
