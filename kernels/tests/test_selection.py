@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -166,3 +168,15 @@ def test_this_machine_is_described() -> None:
     described = machine.describe("cpu")
     assert described.arch == "cpu"
     assert all(version for version in described.versions.values())
+
+
+def test_pip_lines_and_pinned_sets_name_the_same_versions() -> None:
+    root = Path(__file__).parents[2]
+    constraints = (root / "constraints" / "cuda-torch211.txt").read_text("utf-8").splitlines()
+    pinned = {line for line in constraints if not line.startswith("#")}
+    lines = " ".join(package.install for package in machine.PACKAGES.values()).split()
+    assert {line for line in pinned if line not in lines} == {"torch-c-dlpack-ext==0.1.5"}  # needed by none alone
+    extra = tomllib.loads((root / "kernels" / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    names = {line.partition("==")[0].partition(">=")[0] for line in extra["cuda"]}
+    assert names == {"fa3-fwd", "sgl-deep-gemm", "sgl-flash-mla", "torch", "triton"}
+    assert {line for line in extra["cuda"] if line in lines} == {"fa3-fwd==0.0.3", "sgl-flash-mla==1.0.0"}
