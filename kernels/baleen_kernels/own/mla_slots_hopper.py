@@ -132,18 +132,16 @@ def _multiply(
     total = gl.zeros((HEADS,), gl.float32, row)
     result = gl.zeros((HEADS, WIDTH), gl.float32, layout)
     nothing = gl.zeros((HEADS, KEYS), gl.float32, score_layout)
-    tiles = (size + KEYS - 1) // KEYS
-    slot = _slots_of(mine, 0, size, WHOLE, gl.SliceLayout(0, score_layout))
-    for tile in range(tiles):
+    for tile in range((size + KEYS - 1) // KEYS):
         stage = tile % STAGES
         # An index that the compiler cannot know keeps it from holding all addresses of q in registers.
         at = tile * zero
+        slot = _slots_of(mine, tile, size, WHOLE, gl.SliceLayout(0, score_layout))
         mbarrier.wait(full.index(stage), (tile // STAGES) & 1)
         fence_async_shared()
         latent = k_latent.index(stage)
         score = warpgroup_mma(q_latent.index(at), latent.permute((1, 0)), nothing, use_acc=False, is_async=True)
         score = warpgroup_mma(q_rope.index(at), k_rope.index(stage).permute((1, 0)), score, is_async=True)
-        following = _slots_of(mine, gl.minimum(tile + 1, tiles - 1), size, WHOLE, gl.SliceLayout(0, score_layout))
         score = warpgroup_mma_wait(0, deps=[score])
         score = gl.where((slot >= 0)[None, :], score, float("-inf"))
         highest = gl.maximum(largest, gl.max(score, 1) * scale_log2)
@@ -156,7 +154,6 @@ def _multiply(
         result = warpgroup_mma(weight, latent.slice(HALF * WIDTH, WIDTH, dim=1), result, is_async=True)
         result = warpgroup_mma_wait(0, deps=[result])
         mbarrier.arrive(empty.index(stage), count=1)
-        slot = following
     result = result * gl.convert_layout(gl.where(total == 0.0, 0.0, 1.0 / total), wide_row)[:, None]
     head = gl.program_id(0) * HEADS + gl.arange(0, HEADS, wide_row)
     channel = HALF * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(0, layout))
@@ -274,7 +271,7 @@ def _attend(
             ),
         ],
         [4, 4],
-        [208, 208],
+        [208, 208] if PACKED else [216, 216],
     )
 
 
