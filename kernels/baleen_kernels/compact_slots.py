@@ -57,7 +57,7 @@ OP = Op("compact_slots", reference, CASES, make_inputs, atol=0, rtol=0)
 @OP.backend("torch")
 def _torch(slots: Tensor) -> tuple[Tensor, Tensor]:
     present = slots >= 0
-    order = (~present).sort(-1, stable=True).indices
+    order = (~present).sort(dim=-1, stable=True).indices
     return slots.gather(1, order).clamp(min=0), present.sum(-1, dtype=torch.int32)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from baleen_kernels import (
+    compact_slots,
     decode_inputs,
     expert_tiles,
     greedy_choice,
@@ -21,6 +22,7 @@ from baleen_kernels import (
     merge_parts,
     mla_prep,
     mla_query,
+    mla_slots,
     moe_permute,
     moe_route,
     norm_quant,
@@ -46,6 +48,23 @@ def _topk(g: random.Random) -> Mapping[str, Any]:
     ragged, paged = g.random() < 0.4, g.random() < 0.7
     topk = g.choice([1, 7, 64, 100, 513, 2047, 2048])
     return topk_slots.make_inputs(topk_slots.Case("odd", lengths, topk, levels, values, ragged, paged))
+
+
+def _compact(g: random.Random) -> Mapping[str, Any]:
+    topk = g.choice([1, 7, 64, 100, 513, 2048])
+    return compact_slots.make_inputs(compact_slots.Case("odd", _tokens(g), topk, g.choice([0.0, 0.3, 1.0])))
+
+
+def _attend(g: random.Random) -> Mapping[str, Any]:
+    """Half of the pools packed; most selections as wide as libraries want them."""
+    tokens, heads = g.choice([1, 3, 17, 127]), g.choice([1, 3, 7, 16, 17, 64, 127, 128])
+    if tokens > 17:
+        heads = min(heads, 17)  # the reference is slow
+    topk = g.choice([64, 100, 128, 256, 384, 1024, 2048])
+    padding = g.choice(["some", "some", "none", "tail", "all"])
+    poison = padding == "some" and g.random() < 0.5
+    case = mla_slots.Case("odd", tokens, heads, topk, g.random() < 0.5, padding, poison=poison)
+    return mla_slots.make_inputs(case)
 
 
 def _route(g: random.Random) -> Mapping[str, Any]:
@@ -152,12 +171,14 @@ def _scores(g: random.Random) -> index_scores.Case:
 
 DRAWS: dict[str, Draw] = {
     "absorb_queries": lambda g: mla_query.make_absorb_inputs(_queries(g)),
+    "compact_slots": _compact,
     "decode_inputs": _decode_inputs,
     "greedy_choice": _greedy,
     "indexer_prep": _indexer_prep,
     "mask_logits": _masks,
     "merge_parts": _merge,
     "mla_prep": _mla_prep,
+    "mla_slots": _attend,
     "moe_boxes": lambda g: moe_permute.make_box_inputs(_moe(g)),
     "moe_combine": lambda g: moe_permute.make_combine_inputs(_moe(g, 128 * g.randrange(1, 20), most=100)),
     "moe_route": _route,

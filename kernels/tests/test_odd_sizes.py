@@ -37,10 +37,11 @@ def test_sizes_that_nobody_chose(name: str, backend: str) -> None:
             except proof.WrongResultError as error:
                 raise AssertionError(f"draw {seed}: {error}") from error
             taken += 1
-    assert taken >= NUM_DRAWS // 2
+    # Libraries of sparse attention read one kind of pool, and selections of whole tiles.
+    assert taken >= NUM_DRAWS // (6 if name == "mla_slots" else 2)
 
 
 def test_every_op_of_our_own_is_drawn() -> None:
-    """The attention ops apart, whose cases are as many as their libraries allow."""
+    """But those whose sizes are those of weights."""
     own = {op.name for op in OPS.values() if {"triton", "cuda"} & op.backends.keys()}
-    assert own - DRAWS.keys() <= {"fp8_quant", "mla_slots", "thin_gemm"}
+    assert own - DRAWS.keys() <= {"fp8_quant", "thin_gemm"}

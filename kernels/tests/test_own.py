@@ -150,7 +150,7 @@ def test_thin_products_are_cut_to_fill_a_device(out_features: int, width: int, t
         (90, 128, False, (64, 64, 2, 8)),
         (80, 128, False, (64, 32, 3, 8)),
         (100, 64, False, (64, 32, 3, 8)),
-        (89, 128, False, (32, 32, 2, 4)),
+        (89, 128, False, (32, 16, 2, 4)),
         (90, 17, False, (32, 64, 2, 4)),
         (90, 1, False, (16, 64, 2, 4)),
         (90, 128, True, (16, 16, 1, 4)),

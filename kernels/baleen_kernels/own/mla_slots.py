@@ -36,7 +36,7 @@ class Tile:
 
 
 # By bytes of shared memory of a block, largest first.
-_TILES = ((220 << 10, Tile(64, 64, 2, 8)), (150 << 10, Tile(64, 32, 3, 8)), (90 << 10, Tile(32, 32, 2, 4)))
+_TILES = ((220 << 10, Tile(64, 64, 2, 8)), (150 << 10, Tile(64, 32, 3, 8)), (90 << 10, Tile(32, 16, 2, 4)))
 _SMALLEST = Tile(16, 16, 1, 4)
 # Of what is not 227 KiB; on Blackwell Triton keeps more there, so it gets the smaller tile.
 _SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 100: 163 << 10, 103: 163 << 10, 120: 99 << 10}
