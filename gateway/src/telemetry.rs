@@ -290,8 +290,13 @@ pub fn init_logging(level: Option<LogLevel>, format: LogFormat) {
         .from_env_lossy();
     let stderr = std::io::stderr;
     let colour = stderr().is_terminal();
-    let subscriber =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr).with_ansi(colour).with_target(false);
+    // A line that cannot be written is dropped. To complain of it where it could not be written would panic.
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(stderr)
+        .with_ansi(colour)
+        .with_target(false)
+        .log_internal_errors(false);
     // A second call, as in tests, keeps the first subscriber.
     let _ = match format {
         LogFormat::Text => subscriber.compact().try_init(),

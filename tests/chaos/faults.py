@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from chaos.stack import ALIKE, PAIRS, Strike
-from chaos.strikes import links, moments, requests, workers
+from chaos.strikes import links, machine, moments, requests, workers
+from chaos.worker import FRAME_BACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,11 @@ ROWS: dict[str, Fault] = {
     "truncated": Fault(links.truncated, recover_s=2),
     "slow-link": Fault(links.slow_link, recover_s=2),
     **{f"frame-{action}": Fault(moments.frames(action), recover_s=5) for action in moments.FRAME_ACTIONS},
+    "stall-head": Fault(machine.stalled(FRAME_BACK), recover_s=10),
+    "stall-rank": Fault(machine.stalled("step"), recover_s=10),
+    "clock-jumps": Fault(machine.clock_jumps, recover_s=2),
+    "disk-full": Fault(machine.disk_full, recover_s=2),
+    "disk-full-gateway": Fault(machine.disk_full_gateway, recover_s=5, may_fail=True, may_cut=True),
     "drain-worker": Fault(workers.drain_worker, recover_s=2),
     "rolling-upgrade": Fault(workers.rolling_upgrade, recover_s=2),
     "no-descriptors": Fault(workers.no_descriptors, recover_s=5, may_fail=True, may_cut=True),
@@ -59,7 +65,7 @@ ROWS: dict[str, Fault] = {
 }
 
 # With prompts and answers at different workers. Of the two of a role one always lives, or all may fail.
-_ON_PAIRS = [row for row in ROWS if row != "kill-all-but-one"]
+_ON_PAIRS = [row for row in ROWS if row not in ("kill-all-but-one", "disk-full-gateway")]
 ROWS |= {f"pairs-{row}": replace(ROWS[row], roles=PAIRS) for row in _ON_PAIRS}
 # A deadly request may take two prefill workers with it, so that its neighbours need a third.
 for _row in ("pairs-deadly-request", "pairs-deadly-fifty"):

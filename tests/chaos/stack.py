@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 import httpx
 import psutil
+from chaos.clock import Clock
 from chaos.proxy import FaultProxy
 from chaos.trap import FOLDER_VARIABLE, Trap
 from harness.processes import GATEWAY_BINARY, MICRO_MODEL, ROOT, Process, free_port, is_alive
@@ -42,13 +43,15 @@ HELD = (
     "baleen_worker_used_kv_pages",
 )
 READY = "baleen_worker_ready"
+# Whatever is written there fails as on a disk without room.
+NO_ROOM = Path("/dev/full")
 # Roles of the workers of a stack.
 ALIKE = ("unified",) * 3
 PAIRS = ("prefill", "prefill", "decode", "decode")
 
 
 class Member:
-    """A worker, the proxy before it, the one before its pages if others read them, and the trap in it."""
+    """A worker, the proxy before it, the one before its pages if others read them, its clock, and the trap in it."""
 
     def __init__(self, name: str, role: str) -> None:
         self.name = name
@@ -59,13 +62,14 @@ class Member:
         self.process: Process | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="baleen-trap-")
         self.trap = Trap(Path(self._folder.name))
+        self.clock = Clock()
 
     @property
     def proxies(self) -> list[FaultProxy]:
         return [self.proxy] if self.pages is None else [self.proxy, self.pages]
 
-    def start(self) -> None:
-        """Starts the worker, again or for the first time."""
+    def start(self, output: Path | None = None) -> None:
+        """Starts the worker, again or for the first time. `output`: where it prints, in place of its log."""
         self.stop()
         command = [sys.executable, "-m", "chaos.worker", str(MICRO_MODEL), *WORKER_FLAGS.split()]
         if self.role != "unified":
@@ -76,7 +80,7 @@ class Member:
         command += ["--port", str(self.port), "--metrics-port", str(self.metrics_port)]
         self.trap.clear()
         environment = {FOLDER_VARIABLE: self._folder.name, "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT / 'worker'}"}
-        self.process = Process(command, env=environment)
+        self.process = Process(command, env=environment | self.clock.environment, output=output)
 
     def stop(self) -> None:
         """Ends what is left of it, whatever state it is in."""
@@ -85,8 +89,9 @@ class Member:
             self.process = None
 
     def close(self) -> None:
-        """Ends it for good, and its trap."""
+        """Ends it for good, and its trap and clock."""
         self.stop()
+        self.clock.close()
         self._folder.cleanup()
 
     def signal(self, number: int, *, rank_only: bool = False) -> None:
@@ -116,6 +121,7 @@ class Stack:
         self.members = [Member(f"{role} {number}", role) for number, role in enumerate(roles)]
         self.port = free_port()
         self.gateway: Process | None = None
+        self.clock = Clock()  # the gateway's
         self.crowd: Crowd  # that of the schedule which runs
         self._running = AsyncExitStack()
 
@@ -125,6 +131,7 @@ class Stack:
 
     async def __aenter__(self) -> Self:
         try:
+            self._running.callback(self.clock.close)
             for member in self.members:
                 for proxy in member.proxies:
                     await self._running.enter_async_context(proxy)
@@ -141,12 +148,14 @@ class Stack:
     async def __aexit__(self, *_: object) -> None:
         await self._running.aclose()
 
-    def start_gateway(self) -> None:
+    def start_gateway(self, output: Path | None = None) -> None:
+        """`output`: where it prints, in place of its log."""
         workers: list[str] = []
         for member in self.members:
             flag = "--worker" if member.role == "unified" else f"--{member.role}"
             workers += [flag, f"127.0.0.1:{member.proxy.port}"]
-        self.gateway = Process([str(GATEWAY_BINARY), *workers, "--port", str(self.port), "--log-level", "warn"])
+        command = [str(GATEWAY_BINARY), *workers, "--port", str(self.port), "--log-level", "warn"]
+        self.gateway = Process(command, env=self.clock.environment, output=output)
 
     def stop_gateway(self) -> None:
         if self.gateway is not None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import msgspec
 
 # Names the folder to the worker's processes.
 FOLDER_VARIABLE = "BALEEN_CHAOS_TRAP"
-KILL, STOP = "kill", "stop"
+KILL, STOP, STALL = "kill", "stop", "stall"
+# Longer than a gateway waits for a worker that says nothing.
+STALL_S = 13.0
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -65,12 +68,14 @@ class Trap:
         return order.action
 
     def reach(self, phase: str) -> None:
-        """Carries out what is due here to this process and all others of the worker."""
+        """Carries out what is due here: to this process and all others of the worker, or to this thread alone."""
         match self.springs(phase):
             case "kill":
                 os.killpg(0, signal.SIGKILL)
             case "stop":
                 os.killpg(0, signal.SIGSTOP)
+            case "stall":
+                time.sleep(STALL_S)
             case _:
                 pass
 

@@ -1,20 +1,21 @@
 """A worker with traps, for schedules that break it at a certain moment: python -m chaos.worker MODEL_DIR ...
 
 The same command line and the same code as `python -m baleen_worker`. Its rank is `rank.py`; its stream loses, repeats,
-swaps and delays frames when told to.
+swaps and delays frames when told to, or stands still with the whole loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from baleen_worker import __main__ as entry
 from baleen_worker.pb import worker_pb2 as pb
 from baleen_worker.streams import Stream
-from chaos.trap import Trap, own_trap
+from chaos.trap import STALL_S, Trap, own_trap
 
 FRAME_THERE, FRAME_BACK = "frame-there", "frame-back"
 FRAME_ACTIONS = ("drop", "duplicate", "swap", "delay")
@@ -38,6 +39,8 @@ def trapped(write: Write, trap: Trap, phase: str) -> Write:
                 return
             case "delay":
                 await asyncio.sleep(DELAY_S)
+            case "stall":
+                time.sleep(STALL_S)
             case _:
                 pass
         await write(frame)

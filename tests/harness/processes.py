@@ -57,19 +57,28 @@ def wait_for(what: str, condition: Callable[[], T], timeout_s: float = START_TIM
 class Process:
     """A program in its own process group, with its output in a file. Use as a context manager."""
 
-    def __init__(self, command: list[str], *, env: dict[str, str] | None = None, cwd: Path | None = None) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        *,
+        env: dict[str, str] | None = None,
+        cwd: Path | None = None,
+        output: Path | None = None,
+    ) -> None:
+        """`output`: where it prints instead; its log is then empty."""
         self._log = tempfile.NamedTemporaryFile(mode="w+b", suffix=".log")  # noqa: SIM115 - closed in close()
         clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "RUST_LOG")}
         try:
-            self.process = subprocess.Popen(
-                command,
-                cwd=cwd or ROOT,
-                env=clean | {"OMP_NUM_THREADS": "1"} | (env or {}),
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            with (output or Path(self._log.name)).open("ab") as printed:
+                self.process = subprocess.Popen(
+                    command,
+                    cwd=cwd or ROOT,
+                    env=clean | {"OMP_NUM_THREADS": "1"} | (env or {}),
+                    stdin=subprocess.DEVNULL,
+                    stdout=printed,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
         except OSError:
             self._log.close()
             raise
