@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use thiserror::Error;
+use xxhash_rust::xxh3::xxh3_64;
 
 use self::limits::ReplayLimits;
 use self::needs::needs;
@@ -53,6 +54,8 @@ pub struct GenerateSpec {
     pub priority: i32,
     pub deadline_ms: Option<u64>,
     pub cache_salt: String,
+    /// Hash of what names the session, if anything does; see `session`.
+    pub session: Option<u64>,
 }
 
 impl GenerateSpec {
@@ -70,6 +73,7 @@ impl GenerateSpec {
             priority: generation.priority,
             deadline_ms: generation.deadline_ms,
             cache_salt: generation.cache_salt.clone(),
+            session: generation.session.as_deref().map(|name| xxh3_64(name.as_bytes())),
         }
     }
 }
@@ -202,7 +206,19 @@ impl Generator {
 /// One submission per choice. A client's seed goes to sample 0 as it is; the others get seeds derived from it, so that
 /// samples differ and the whole request is reproducible.
 fn submissions(spec: GenerateSpec) -> Vec<Submission> {
-    let GenerateSpec { id, prompts, n, mut sampling, priority, deadline_ms, cache_salt, constraint, output, .. } = spec;
+    let GenerateSpec {
+        id,
+        prompts,
+        n,
+        mut sampling,
+        priority,
+        deadline_ms,
+        cache_salt,
+        session,
+        constraint,
+        output,
+        ..
+    } = spec;
     let seed = sampling.seed.unwrap_or_else(rand::random);
     let cache_salt: Arc<str> = cache_salt.into();
     let mut submissions = Vec::with_capacity(prompts.len() * n as usize);
@@ -223,6 +239,7 @@ fn submissions(spec: GenerateSpec) -> Vec<Submission> {
                 priority,
                 deadline_ms,
                 cache_salt: cache_salt.clone(),
+                session,
                 constraint: constraint.as_ref().map(|enforced| enforced.constraint.clone()),
                 starts_in_reasoning: output.starts_in_reasoning,
             });

@@ -26,6 +26,7 @@ pub mod entry;
 pub mod listen;
 pub mod messages;
 pub mod responses;
+mod session;
 pub mod sse;
 pub mod tokenize;
 pub mod workers;

@@ -36,6 +36,8 @@ pub struct Candidate {
 pub struct RouteRequest<'a> {
     pub prompt: &'a [u32],
     pub cache_salt: &'a str,
+    /// Hash of the session's name, where the client has given one.
+    pub session: Option<u64>,
     pub page_size_tokens: usize,
     pub cost: CostModel,
 }
@@ -116,6 +118,10 @@ fn choose_by(
         Policy::PowerOfTwo => policy::lighter_of_two(turn, workers),
         Policy::LeastLoad => policy::least_loaded(turn, workers),
         Policy::PrefixHash => policy::by_hash(beginning_hash(request), workers),
+        Policy::ConsistentHashing => match request.session {
+            Some(session) => policy::by_session(session, workers),
+            None => policy::least_loaded(turn, workers),
+        },
         Policy::CacheAware => policy::cheapest(turn, workers.len(), cost_us),
     }
 }

@@ -27,11 +27,11 @@ def front(start: Start, workers: list[Worker], *flags: str) -> Gateway:
     return gateway
 
 
-def cached_share(gateway: Gateway, system_prompt: str, question: str) -> float:
-    """Share of the prompt that the worker found in its cache."""
+def cached_share(gateway: Gateway, system_prompt: str, question: str, **extra: Any) -> float:
+    """Share of the prompt that the worker found in its cache; `extra` goes with the request."""
     messages: list[Any] = [{"role": "system", "content": system_prompt * 150}, {"role": "user", "content": question}]
     with gateway.client() as client:
-        usage: Any = client.chat.completions.create(model="micro", messages=messages, max_tokens=2).usage
+        usage: Any = client.chat.completions.create(model="micro", messages=messages, max_tokens=2, **extra).usage
     return usage.prompt_tokens_details.cached_tokens / usage.prompt_tokens
 
 
@@ -61,3 +61,26 @@ def test_equal_beginnings_share_a_worker_by_their_hash(start: Start, workers: li
     for system_prompt in SYSTEM_PROMPTS:
         assert cached_share(gateway, system_prompt, "What is first?") == 0.0
         assert cached_share(gateway, system_prompt, "What is next?") > 0.8
+
+
+def test_a_session_keeps_its_worker_and_moves_when_that_is_lost(start: Start, workers: list[Worker]) -> None:
+    gateway = front(start, workers, "--policy", "consistent_hashing")
+    # So many that each worker has some of them, whatever the addresses are.
+    names = [f"session {number}" for number in range(30)]
+
+    def share(name: str, **extra: Any) -> float:
+        """Of a prompt that this session alone has."""
+        return cached_share(gateway, f"{name} {SYSTEM_PROMPTS[0]}", "What is next?", **extra)
+
+    for name in names:
+        assert share(name, extra_headers={"x-session-id": name}) == 0.0
+    for name in names[:6]:
+        assert share(name, extra_headers={"x-smg-routing-key": name}, user="somebody else") > 0.8
+        assert share(name, extra_body={"prompt_cache_key": name}, user="somebody else") > 0.8
+        assert share(name, user=name) > 0.8
+
+    workers[0].close()
+    wait_for("it is missed", lambda: gateway.metrics()["baleen_worker_ready"] == NUM_WORKERS - 1)
+    moved = [name for name in names if share(name, user=name) == 0.0]
+    assert 0 < len(moved) < len(names), "those of the lost worker move, and no others"
+    assert all(share(name, user=name) > 0.8 for name in names)

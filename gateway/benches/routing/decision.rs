@@ -70,6 +70,7 @@ fn timed(router: &Router, workers: &[Candidate], prompts: &[Vec<u32>]) -> Value 
             let request = RouteRequest {
                 prompt: &prompts[round % prompts.len()],
                 cache_salt: "",
+                session: None,
                 page_size_tokens: PAGE,
                 cost: CostModel::SPARSE,
             };

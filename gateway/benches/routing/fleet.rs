@@ -155,7 +155,8 @@ impl Fleet {
 
     fn admit(&mut self, arrival: &Arrival, measured: &mut Measured) {
         let cost = CostModel::SPARSE;
-        let request = RouteRequest { prompt: &arrival.prompt, cache_salt: "", page_size_tokens: PAGE, cost };
+        let request =
+            RouteRequest { prompt: &arrival.prompt, cache_salt: "", session: None, page_size_tokens: PAGE, cost };
         let start = Instant::now();
         let index = self.router.choose(&request, &self.candidates).unwrap().index;
         measured.decisions_s += start.elapsed().as_secs_f64();

@@ -248,6 +248,7 @@ fn route_request<'a>(submissions: &'a [Submission], workers: &[ReadyWorker]) -> 
     Some(RouteRequest {
         prompt: &first.prompt_token_ids,
         cache_salt: &first.cache_salt,
+        session: first.session,
         page_size_tokens: model.page_size_tokens as usize,
         cost: CostModel::of(&model.model_type),
     })

@@ -17,6 +17,7 @@ use super::completions::CompletionAnswer;
 use super::entry::{caller_of, read_body};
 use super::messages::{MessagesAnswer, PING};
 use super::responses::ResponsesAnswer;
+use super::session;
 use super::sse::{EventStream, write_event};
 use crate::admission::Admitted;
 use crate::admission::keyring::Caller;
@@ -170,7 +171,8 @@ pub async fn respond(app: Arc<App>, endpoint: EndpointName, request: Request, pr
         Ok(deadline) => deadline,
         Err(error) => return request.fail(error),
     };
-    let starting = start(&app, &mut request, body, prepare, arrived, deadline);
+    let session = session::of_headers(&parts.headers);
+    let starting = start(&app, &mut request, (body, prepare), session, (arrived, deadline));
     let started = timeout_at(deadline.into(), starting).await.unwrap_or_else(|_| Err(ApiError::deadline_exceeded()));
     let Started { stream, mut answer, deadline } = match started {
         Ok(started) => started,
@@ -236,16 +238,16 @@ pub async fn respond_at_once<T: Serialize + Send + 'static>(
 async fn start(
     app: &Arc<App>,
     request: &mut ActiveRequest,
-    body: Body,
-    prepare: Work<Prepared>,
-    arrived: Instant,
-    deadline: Instant,
+    (body, prepare): (Body, Work<Prepared>),
+    session: Option<u64>,
+    (arrived, deadline): (Instant, Instant),
 ) -> Result<Started, ApiError> {
     app.refusal().map_or(Ok(()), Err)?;
     request.admitted = Some(app.admission.admit(&request.caller).await?);
     let model = app.model().cloned().ok_or_else(|| ApiError::not_ready(app.generator.why_not_ready()))?;
     let body = read_body(body, app.config.limits.max_body_bytes).await?;
     let Prepared { mut spec, stream, answer } = off_runtime(&model, body, prepare).await?;
+    spec.session = session.or(spec.session);
     let deadline = deadline.min(app.admission.deadline_after(spec.deadline_ms, arrived));
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {

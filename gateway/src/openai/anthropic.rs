@@ -89,8 +89,10 @@ impl MessagesRequest {
         if let Some(config) = body.take("output_config") {
             output_config(config.object()?, &mut chat)?;
         }
-        if let Some(metadata) = body.take("metadata") {
-            metadata.object()?;
+        if let Some(metadata) = body.take("metadata")
+            && let Some(user) = metadata.object()?.take("user_id")
+        {
+            chat.set("user", user.into_value(), "metadata.user_id");
         }
         chat.extend(body.rest());
         let (chat, names) = chat.finish()?;

@@ -43,6 +43,8 @@ pub struct GenerationSpec {
     pub priority: i32,
     pub deadline_ms: Option<u64>,
     pub cache_salt: String,
+    /// What the client calls the conversation or the user that this belongs to.
+    pub session: Option<String>,
 }
 
 impl GenerationSpec {
@@ -97,6 +99,8 @@ pub(super) struct GenerationFields {
     priority: Option<Integer>,
     deadline_ms: Option<Integer>,
     cache_salt: Option<String>,
+    prompt_cache_key: Option<String>,
+    user: Option<String>,
     constraint: ConstraintFields,
     not_built: Option<&'static str>,
 }
@@ -118,6 +122,8 @@ impl GenerationFields {
             "priority" => self.priority = map.next_value()?,
             "deadline_ms" => self.deadline_ms = map.next_value()?,
             "cache_salt" => self.cache_salt = map.next_value()?,
+            "prompt_cache_key" => self.prompt_cache_key = map.next_value()?,
+            "user" => self.user = map.next_value()?,
             _ => {
                 let Some(name) = NOT_BUILT.iter().find(|name| **name == key) else {
                     return Ok(self.sampling.read(key, map)? || self.constraint.read(key, map)?);
@@ -152,6 +158,7 @@ impl GenerationFields {
             priority: priority.transpose()?.unwrap_or(0),
             deadline_ms: deadline_ms.transpose()?,
             cache_salt,
+            session: self.prompt_cache_key.or(self.user).filter(|session| !session.is_empty()),
             sampling: self.sampling.validate(limits, model)?,
         })
     }

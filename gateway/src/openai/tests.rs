@@ -40,6 +40,8 @@ const FIELDS: &[&str] = &[
     "regex",
     "priority",
     "cache_salt",
+    "prompt_cache_key",
+    "user",
     "unknown",
 ];
 

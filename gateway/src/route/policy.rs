@@ -25,6 +25,10 @@ pub enum Policy {
     PowerOfTwo,
     /// The worker that the first 256 tokens hash to, unless it is busier than the others
     PrefixHash,
+    /// One worker a session, named by `x-smg-routing-key`, `x-session-id`, `prompt_cache_key` or `user`; without: the least
+    /// loaded
+    #[value(alias = "consistent_hash")]
+    ConsistentHashing,
 }
 
 /// The policies for workers that do all of a request, and for the two halves of a pair.
@@ -79,6 +83,13 @@ pub(super) fn by_hash(key: u64, workers: &[Candidate]) -> Option<usize> {
     let bidders = workers.iter().enumerate().filter(|(_, worker)| has_room(worker));
     // The least loaded worker is never above the mean, so somebody bids.
     bidders.max_by_key(|(_, worker)| mixed(key ^ worker.name_hash)).map(|(index, _)| index)
+}
+
+/// Rendezvous hashing of a session: the highest bid wins, however busy its worker is. One that leaves or joins moves only
+/// the sessions that it had, or has from then on.
+pub(super) fn by_session(session: u64, workers: &[Candidate]) -> Option<usize> {
+    let bids = workers.iter().enumerate();
+    bids.max_by_key(|(_, worker)| mixed(session ^ worker.name_hash)).map(|(index, _)| index)
 }
 
 /// All indices, `first` first.

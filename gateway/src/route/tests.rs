@@ -28,7 +28,7 @@ fn busy(in_flight: usize, reported_requests: usize) -> WorkerLoad {
 }
 
 fn request(prompt: &[u32]) -> RouteRequest<'_> {
-    RouteRequest { prompt, cache_salt: "", page_size_tokens: PAGE, cost: CostModel::SPARSE }
+    RouteRequest { prompt, cache_salt: "", session: None, page_size_tokens: PAGE, cost: CostModel::SPARSE }
 }
 
 fn choices(router: &Router, prompt: &[u32], workers: &[Candidate], times: usize) -> Vec<usize> {
@@ -42,7 +42,14 @@ fn router(policy: Policy) -> (Router, Arc<SharedPrefixIndex>) {
 
 #[test]
 fn no_worker_is_no_choice() {
-    for policy in [Policy::CacheAware, Policy::LeastLoad, Policy::RoundRobin, Policy::PowerOfTwo, Policy::PrefixHash] {
+    for policy in [
+        Policy::CacheAware,
+        Policy::LeastLoad,
+        Policy::RoundRobin,
+        Policy::PowerOfTwo,
+        Policy::PrefixHash,
+        Policy::ConsistentHashing,
+    ] {
         assert_eq!(router(policy).0.choose(&request(&[1]), &[]), None);
         assert_eq!(choices(&router(policy).0, &[], &workers(&[busy(9, 9)]), 2), [0, 0], "{policy:?}");
     }
@@ -146,6 +153,38 @@ fn equal_beginnings_go_to_one_worker_until_it_is_busier_than_the_others() {
         workers(&loads).into_iter().filter(|worker| usize::from(worker.worker) != (home[0] + 1) % 5).collect();
     let moved = choices(&router, &prompt, &left, 1)[0];
     assert_eq!(usize::from(left[moved].worker), home[0]);
+}
+
+#[test]
+fn a_session_keeps_its_worker_whatever_it_asks_and_however_busy_that_is() {
+    let router = router(Policy::ConsistentHashing).0;
+    let of = |session: u64, prompt: &[u32], workers: &[Candidate]| {
+        let request = RouteRequest { session: Some(session), ..request(prompt) };
+        workers[router.choose(&request, workers).unwrap().index].worker
+    };
+    let idle = workers(&[busy(0, 0); 5]);
+    let homes: Vec<u16> = (0..1_000).map(|session| of(session, &[1; 9], &idle)).collect();
+    for number in 0..5 {
+        let share = homes.iter().filter(|home| **home == number).count();
+        assert!((150..250).contains(&share), "worker {number} has {share} of 1000 sessions");
+        let mut loads = [busy(0, 0); 5];
+        loads[usize::from(number)] = busy(500, 500);
+        let loaded: Vec<Candidate> = workers(&loads).into_iter().rev().collect();
+        let again = (0..1_000).map(|session| of(session, &[2; 700], &loaded));
+        assert!(again.eq(homes.iter().copied()), "sessions leave a busy worker");
+    }
+    // One leaves: its sessions move, to all of the others, and nobody else's. When it is back, so are they.
+    let left: Vec<Candidate> = idle.iter().copied().filter(|worker| worker.worker != 2).collect();
+    let moved: Vec<u16> = (0..1_000).map(|session| of(session, &[1; 9], &left)).collect();
+    let changed = || homes.iter().zip(&moved).filter(|(before, after)| before != after);
+    assert!(changed().all(|(before, _)| *before == 2));
+    assert_eq!(changed().map(|(_, after)| after).collect::<std::collections::HashSet<_>>().len(), 4);
+}
+
+#[test]
+fn a_request_of_no_session_goes_to_the_least_loaded_worker() {
+    let workers = workers(&[busy(3, 0), busy(1, 0), busy(2, 0)]);
+    assert_eq!(choices(&router(Policy::ConsistentHashing).0, &[1; 99], &workers, 3), [1; 3]);
 }
 
 #[test]

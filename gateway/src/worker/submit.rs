@@ -25,6 +25,8 @@ pub struct Submission {
     pub priority: i32,
     pub deadline_ms: Option<u64>,
     pub cache_salt: Arc<str>,
+    /// Hash of the session's name, for the choice of a worker alone.
+    pub session: Option<u64>,
     /// Shared by the choices of a request.
     pub constraint: Option<Arc<Constraint>>,
     /// Whether the prompt ends inside reasoning, which the constraint leaves alone.

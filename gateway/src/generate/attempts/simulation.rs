@@ -188,7 +188,13 @@ impl World {
         };
         let (prefills, decodes) = (candidates(0..self.num_prefills), candidates(self.num_prefills..self.workers.len()));
         let prompt = [0; 100];
-        let route = RouteRequest { prompt: &prompt, cache_salt: "", page_size_tokens: 64, cost: CostModel::SPARSE };
+        let route = RouteRequest {
+            prompt: &prompt,
+            cache_salt: "",
+            session: None,
+            page_size_tokens: 64,
+            cost: CostModel::SPARSE,
+        };
         let Some(pair) = self.router.choose_pair(&route, &prefills, &decodes, &HashSet::new()) else { return };
         let pair = (usize::from(prefills[pair.prefill].worker), usize::from(decodes[pair.decode].worker));
         let trial = attempts.is_suspect().then(|| self.limits.begin_trial(vec![life(pair.0), life(pair.1)]));

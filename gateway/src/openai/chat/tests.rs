@@ -136,6 +136,8 @@ fn wrong_types_are_refused_by_name() {
         ("thinking", json!("enabled")),
         ("reasoning_effort", json!(3)),
         ("cache_salt", json!(3)),
+        ("prompt_cache_key", json!(["a"])),
+        ("user", json!({"id": 1})),
     ] {
         refused(with(json!({ field: value })), 400, field);
     }

@@ -29,7 +29,7 @@ fn workers(first: u16, layouts: &[u64]) -> Vec<Candidate> {
 }
 
 fn request(prompt: &[u32]) -> RouteRequest<'_> {
-    RouteRequest { prompt, cache_salt: "", page_size_tokens: PAGE, cost: CostModel::SPARSE }
+    RouteRequest { prompt, cache_salt: "", session: None, page_size_tokens: PAGE, cost: CostModel::SPARSE }
 }
 
 fn choose(router: &Router, prompt: &[u32], prefills: &[Candidate], decodes: &[Candidate]) -> Option<PairChoice> {
@@ -43,7 +43,14 @@ fn router(policies: impl Into<Policies>) -> (Router, Arc<SharedPrefixIndex>) {
 
 #[test]
 fn only_workers_of_one_layout_make_a_pair() {
-    for policy in [Policy::CacheAware, Policy::LeastLoad, Policy::RoundRobin, Policy::PowerOfTwo, Policy::PrefixHash] {
+    for policy in [
+        Policy::CacheAware,
+        Policy::LeastLoad,
+        Policy::RoundRobin,
+        Policy::PowerOfTwo,
+        Policy::PrefixHash,
+        Policy::ConsistentHashing,
+    ] {
         let (router, _) = router(policy);
         let (prefills, decodes) = (workers(0, &[1, 2, 3]), workers(3, &[9, 3, 2]));
         for _ in 0..20 {
@@ -54,6 +61,20 @@ fn only_workers_of_one_layout_make_a_pair() {
         assert_eq!(choose(&router, &[1], &[], &decodes), None);
         assert_eq!(choose(&router, &[1], &prefills, &[]), None);
     }
+}
+
+#[test]
+fn a_session_keeps_its_pair() {
+    let (router, _) = router(Policy::ConsistentHashing);
+    let (prefills, decodes) = (workers(0, &[1; 3]), workers(3, &[1; 3]));
+    let pair_of = |session: u64, prompt: &[u32]| {
+        let request = RouteRequest { session: Some(session), ..request(prompt) };
+        let pair = router.choose_pair(&request, &prefills, &decodes, &HashSet::new()).unwrap();
+        (pair.prefill, pair.decode)
+    };
+    let pairs: HashSet<_> = (0..200).map(|session| pair_of(session, &[1; 9])).collect();
+    assert_eq!(pairs.len(), 9, "sessions are spread over all pairs");
+    assert!((0..200).all(|session| pair_of(session, &[1; 9]) == pair_of(session, &[7; 300])));
 }
 
 #[test]
