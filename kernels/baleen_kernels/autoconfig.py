@@ -52,7 +52,6 @@ def _is_blackwell(arch: str) -> bool:
 # What to use for each op, best first; an op that is not listed has only "torch".
 PREFERENCES: Mapping[str, Sequence[str]] = {
     "absorb_queries": ("triton", "torch"),
-    "compact_slots": ("triton", "torch"),
     "contiguous_gemm": ("deep_gemm", "torch"),
     "decode_inputs": ("triton", "torch"),
     "fp8_gemm": ("deep_gemm", "torch"),

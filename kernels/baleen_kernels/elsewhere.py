@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from baleen_kernels.machine import CDNA, NVIDIA, Needs
+from baleen_kernels.machine import CDNA, HOPPER, NVIDIA, Needs
 from baleen_kernels.mla_slots import OP
 from baleen_kernels.registry import Backend
 
@@ -16,6 +16,7 @@ BLACKWELL = ("sm100", "sm103")
 _UNWRITTEN = "its call has not been written, because nobody has run it yet"
 
 ROWS = {
+    "fa3": Needs(archs=HOPPER, arch_note="a Hopper GPU", packages=("vllm_flash_attn",), unwritten=_UNWRITTEN),
     "tilelang": Needs(archs=NVIDIA, arch_note="an NVIDIA GPU", packages=("tilelang",), unwritten=_UNWRITTEN),
     "trtllm": Needs(archs=BLACKWELL, arch_note="a Blackwell GPU", packages=("flashinfer",), unwritten=_UNWRITTEN),
     "aiter": Needs(archs=CDNA, arch_note="an AMD Instinct GPU", packages=("aiter",), unwritten=_UNWRITTEN),

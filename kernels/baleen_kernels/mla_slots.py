@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baleen_kernels import compact_slots, latent_pack, mla_sparse
-from baleen_kernels.machine import ANY_TRITON, HOPPER, HOPPER_OR_BLACKWELL, Needs
+from baleen_kernels import latent_pack, mla_sparse
+from baleen_kernels.machine import ANY_TRITON, HOPPER_OR_BLACKWELL, Needs
 from baleen_kernels.registry import Op
 
 LATENT, ROPE = 512, 64
@@ -28,7 +28,6 @@ FLASH_MLA = Needs(archs=HOPPER_OR_BLACKWELL, arch_note="a Hopper or Blackwell GP
 SPLIT_FLASH_MLA = Needs(
     archs=HOPPER_OR_BLACKWELL, arch_note="a Hopper or Blackwell GPU", packages=("flash_mla", "triton")
 )
-PAGED_FA3 = Needs(archs=HOPPER, arch_note="a Hopper GPU", packages=("vllm_flash_attn", "triton"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,37 +207,6 @@ def _triton(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale: float) 
     q, slots = q.contiguous(), slots.contiguous()
     parts, sums = own.attend(q, latents, slots, softmax_scale=softmax_scale, parts=num_parts)
     return parts[:, 0] if num_parts == 1 else merge_parts.merge(parts, sums)
-
-
-def _rejects_fa3(q: Tensor, latents: Tensor, slots: Tensor, **_: Any) -> str | None:
-    del slots
-    return "it reads bfloat16 pools" if latents.dtype != torch.bfloat16 else _rejects_flashmla(q)
-
-
-@OP.backend("fa3", needs=PAGED_FA3, rejects=_rejects_fa3)
-def _fa3(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale: float) -> Tensor:
-    """Every query is a sequence of its own, every slot a page of one key; the latents are the values."""
-    from vllm.vllm_flash_attn import flash_attn_varlen_func  # pyright: ignore[reportMissingImports]
-
-    num_tokens, num_heads, _ = q.shape
-    if num_tokens == 0:
-        return q.new_empty(0, num_heads, LATENT)
-    pages, counts = compact_slots.compact_slots(slots.contiguous(), backend="triton")
-    pool = latents[:, None, None]
-    return flash_attn_varlen_func(
-        q=q[..., LATENT:],
-        k=pool[..., LATENT:],
-        v=pool[..., :LATENT],
-        q_v=q[..., :LATENT],
-        max_seqlen_q=1,
-        cu_seqlens_q=torch.arange(num_tokens + 1, dtype=torch.int32, device=q.device),
-        max_seqlen_k=slots.shape[1],
-        seqused_k=counts,
-        block_table=pages,
-        softmax_scale=softmax_scale,
-        causal=True,
-        fa_version=3,
-    )
 
 
 def _call_flashmla_kv(q: Tensor, latents: Tensor, slots: Tensor, softmax_scale: float, plan: Any) -> Tensor:

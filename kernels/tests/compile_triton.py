@@ -49,6 +49,7 @@ def main() -> None:
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         del warmup
         kernel = run(self, *args, grid=grid, warmup=True, **options)
+        assert kernel is not None
         wanted, there = kernel.metadata.shared, _SHARED_KIB[gpu.arch] << 10
         if wanted > there:
             raise MemoryError(f"{self.__name__} wants {wanted} bytes of shared memory of {there}")

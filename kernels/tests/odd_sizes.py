@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from baleen_kernels import (
-    compact_slots,
     decode_inputs,
     expert_tiles,
     greedy_choice,
@@ -48,11 +47,6 @@ def _topk(g: random.Random) -> Mapping[str, Any]:
     ragged, paged = g.random() < 0.4, g.random() < 0.7
     topk = g.choice([1, 7, 64, 100, 513, 2047, 2048])
     return topk_slots.make_inputs(topk_slots.Case("odd", lengths, topk, levels, values, ragged, paged))
-
-
-def _compact(g: random.Random) -> Mapping[str, Any]:
-    topk = g.choice([1, 7, 64, 100, 513, 2048])
-    return compact_slots.make_inputs(compact_slots.Case("odd", _tokens(g), topk, g.choice([0.0, 0.3, 1.0])))
 
 
 def _attend(g: random.Random) -> Mapping[str, Any]:
@@ -171,7 +165,6 @@ def _scores(g: random.Random) -> index_scores.Case:
 
 DRAWS: dict[str, Draw] = {
     "absorb_queries": lambda g: mla_query.make_absorb_inputs(_queries(g)),
-    "compact_slots": _compact,
     "decode_inputs": _decode_inputs,
     "greedy_choice": _greedy,
     "indexer_prep": _indexer_prep,
