@@ -78,6 +78,7 @@ def make_inputs(case: Case) -> dict[str, Any]:
     logits[:, ::14] = -0.0
     if case.levels:
         logits = torch.randint(0, case.levels, logits.shape, generator=g).float()
+        logits = torch.where((logits == 0) & (torch.rand(logits.shape, generator=g) < 0.5), -0.0, logits)
     if case.allowed is not None:
         order = torch.rand(logits.shape, generator=g).argsort(-1)
         logits = logits.masked_fill(order >= case.allowed, -torch.inf)

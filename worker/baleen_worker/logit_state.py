@@ -57,6 +57,7 @@ class LogitState:
     ) -> None:
         """`mask`: the op `mask_logits`, bound to a backend."""
         self._mask = mask
+        self._forbidden = torch.full((), -torch.inf, device=device)  # a number from the host would be waited for
         self._vocab_size = vocab_size
         self._device = device
         self._slots: dict[int, SlotState] = {}
@@ -154,7 +155,7 @@ class LogitState:
         logits = logits.clone()
         if early:
             stop_ids = [ids for index in early if (ids := self._slots[rows[index].slot].stop_ids) is not None]
-            logits[self._repeated(early, stop_ids), torch.cat(stop_ids)] = -torch.inf
+            logits.index_put_((self._repeated(early, stop_ids), torch.cat(stop_ids)), self._forbidden)
         if masked:
             packed = np.frombuffer(b"".join(rows[index].mask for index in masked), dtype=np.int32)
             masks = to_device(packed.reshape(len(masked), -1).copy(), self._device)

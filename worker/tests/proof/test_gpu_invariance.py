@@ -28,9 +28,10 @@ pytestmark = pytest.mark.gpu
 
 MICRO = Path(__file__).resolve().parents[3] / "models" / "micro"
 MAX_TOKENS = 14
-# Of log-probabilities; and how much likelier one token may be than another that is chosen instead of it.
-TOLERANCE = 0.15
-NEAR_TIE = 0.3
+# Of log-probabilities, which moved by up to 0.13 on an H200; and how much likelier one token may be than another that
+# is chosen instead of it, up to 0.26 there, in prompts without sense.
+TOLERANCE = 0.25
+NEAR_TIE = 0.4
 MODES = {"graph": False, "eager": True}
 KEYS = ("auto", "fp8_e4m3")
 

@@ -12,7 +12,7 @@ from baleen_worker import model_runner
 from baleen_worker.cache.storage import PagedPools
 from baleen_worker.decode_graphs import padded_sizes, run_directly
 from baleen_worker.model_runner import ModelRunner
-from baleen_worker.request import SamplingParams
+from baleen_worker.request import SamplingParams, ThinkingBudget
 from baleen_worker.step import Admission, PlannedRow, StepPlan
 from driver import Driver, Sequence, build, prompt
 
@@ -55,6 +55,7 @@ def test_it_says_what_it_computes_with(built: BuiltRunner) -> None:
     assert built.dtype == "bfloat16"
 
 
+SAME_BIAS = tuple((token, 60.0) for token in range(20, 26))
 KINDS = [
     [GREEDY] * 4,
     [
@@ -62,6 +63,12 @@ KINDS = [
         SamplingParams(max_tokens=6, seed=3, temperature=0.8, top_p=0.9),
         SamplingParams(max_tokens=6, seed=3, temperature=0.0, logprobs=2),
         SamplingParams(max_tokens=6, seed=5, temperature=0.0, repetition_penalty=1.3),
+    ],
+    [  # what a row is fed decides its next token
+        SamplingParams(max_tokens=6, seed=0, temperature=0.0, thinking=ThinkingBudget(3, 11, 12, starts_open=True)),
+        SamplingParams(max_tokens=6, seed=1, temperature=0.0, frequency_penalty=2.0, logit_bias=SAME_BIAS),
+        SamplingParams(max_tokens=6, seed=2, temperature=0.5, presence_penalty=2.0, logit_bias=SAME_BIAS),
+        GREEDY,
     ],
     [
         GREEDY,
@@ -73,7 +80,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("prepared", [False, True])
-@pytest.mark.parametrize("kinds", KINDS, ids=["greedy", "mixed", "random"])
+@pytest.mark.parametrize("kinds", KINDS, ids=["greedy", "mixed", "history", "random"])
 def test_padded_decode_steps_give_the_same_tokens(
     built: BuiltRunner, kinds: list[SamplingParams], prepared: bool
 ) -> None:
@@ -111,7 +118,7 @@ def _tokens_from_the_device(runner: ModelRunner, kinds: list[SamplingParams]) ->
     return [[output.token_ids[n][0] for output in outputs] for n in range(len(kinds))]
 
 
-@pytest.mark.parametrize("kinds", KINDS, ids=["greedy", "mixed", "random"])
+@pytest.mark.parametrize("kinds", KINDS, ids=["greedy", "mixed", "history", "random"])
 def test_a_graph_is_fed_what_was_sampled_beside_it(built: BuiltRunner, kinds: list[SamplingParams]) -> None:
     padded = _runner(built, capture=run_directly, graph_sizes=(2, 5))
     assert _tokens_from_the_device(padded, kinds) == _tokens_from_the_device(_runner(built), kinds)
