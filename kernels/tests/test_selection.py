@@ -84,6 +84,7 @@ def test_a_version_known_to_be_broken_is_not_used() -> None:
         (selection.DECODE, "aiter", "an AMD Instinct GPU"),
         (selection.DECODE, "npu", "an Ascend NPU"),
         (selection.DECODE, "fa3", "vllm is not installed"),
+        (selection.DECODE, "tilelang", "tilelang is not installed"),
         (selection.DECODE, "nonsense", "no backend 'nonsense'"),
         ("nonsense", "torch", "no op 'nonsense'"),
     ],
@@ -110,6 +111,25 @@ def test_shapes_that_a_backend_does_not_take_count_like_a_missing_library() -> N
     assert chosen.backend(selection.DECODE) == "flashmla_sparse"
     with pytest.raises(ValueError, match="'flashmla_sparse' cannot be used: it takes up to 128 heads"):
         selection.select(H200, wanted={selection.PREFILL: "flashmla_sparse"}, samples={selection.PREFILL: sample})
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", "fp8_e4m3"])
+def test_our_own_attention_stands_in_for_the_library(kv_cache_dtype: str) -> None:
+    chosen = selection.select(replace(H200, versions={"triton": "3.6.0"}), kv_cache_dtype=kv_cache_dtype)
+    assert chosen.backend(selection.PREFILL) == chosen.backend(selection.DECODE) == "triton"
+
+
+@pytest.mark.parametrize(("kv_cache_dtype", "dtype"), [("bfloat16", torch.bfloat16), ("fp8_e4m3", torch.uint8)])
+def test_attention_is_proven_on_a_pool_of_the_chosen_format(
+    kv_cache_dtype: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools: list[torch.dtype] = []
+    monkeypatch.setattr(
+        proof, "check_case", lambda op, backend, inputs, *, device: pools.append(inputs["latents"].dtype)
+    )
+    chosen = selection.select(replace(H200, versions={"triton": "3.6.0"}), kv_cache_dtype=kv_cache_dtype)
+    selection.prove(chosen, device="cuda", roles=(selection.PREFILL, selection.DECODE))
+    assert pools == [dtype, dtype]
 
 
 def test_what_was_asked_for_is_used() -> None:

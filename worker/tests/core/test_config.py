@@ -72,6 +72,16 @@ def test_flags_of_the_launch_guide_are_taken_where_they_are_true_here(tmp_path: 
 
 
 @pytest.mark.parametrize(
+    "backend",
+    ["flashmla_sparse", "flashmla_kv", "flashmla_auto", "fa3", "tilelang", "triton", "torch", "trtllm", "aiter"],
+)
+def test_backends_of_sparse_attention_have_the_names_that_users_know(backend: str, tmp_path: Path) -> None:
+    for prefix in ("--dsa", "--nsa"):
+        config = parse([str(tmp_path), f"{prefix}-prefill-backend", backend, f"{prefix}-decode-backend", backend])
+        assert dict(config.worker.kernel_backends) == {"mla_slots.prefill": backend, "mla_slots.decode": backend}
+
+
+@pytest.mark.parametrize(
     ("flag", "value", "words"),
     [
         ("--tp", "8", "one rank"),
