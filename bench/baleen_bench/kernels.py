@@ -70,7 +70,7 @@ def measurements() -> Iterator[Measurement]:
     for tokens in (1, 64, 128, 4096):
         small, large = (8.0, None) if tokens == 1 else (None, 2.5 if tokens == 4096 else None)
         shape = f"{tokens} tokens"
-        yield Measurement("indexer_prep", "triton", shape, lambda t=tokens: _indexer_prep(t), small, large)
+        yield Measurement("indexer_prep", "cuda", shape, lambda t=tokens: _indexer_prep(t), small, large)
         for packed in (False, True):
             name = f"{shape}, {'fp8' if packed else 'bf16'} pool"
             yield Measurement("mla_prep", "triton", name, lambda t=tokens, p=packed: _mla_prep(t, p), small, large)
@@ -146,7 +146,7 @@ def _indexer_prep(tokens: int) -> Work:
     weights, norm = torch.randn(tokens, 64, device="cuda"), torch.randn(128, device="cuda")
     pages = torch.zeros(tokens // 32 + 2, 8448, dtype=torch.uint8, device="cuda")
     inputs = (q, k, weights, norm, norm, *_places(tokens), pages)
-    call = lambda: indexer_prep.indexer_prep(*inputs, scale_ue8m0=True, backend="triton")  # noqa: E731
+    call = lambda: indexer_prep.indexer_prep(*inputs, scale_ue8m0=True, backend="cuda")  # noqa: E731
     return Work(call, tokens * (8192 * 3 + 2 * 64 * 4 + 256 + 132))
 
 

@@ -36,8 +36,8 @@ CHUNK = 8192
 DECODE_STEPS = 64
 # Tokens from which a prefill is run once.
 _LONG_PREFILL = 150_000
-# What a decode step ends with: the greedy choice.
-_LAST_KERNEL = "_settle"
+# What a decode step ends with: its tokens are kept.
+_LAST_KERNEL = "_keep"
 CASES = ((1, 4096), (16, 4096), (64, 4096), (128, 4096), (1, 32_768), (16, 32_768))
 
 # config.json of the release; the slice replaces the number of layers.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -50,6 +51,11 @@ def last_step(spans: Sequence[Span], *, ends_with: str) -> Sequence[Span]:
     """The kernels after the last but one of that name, up to the last."""
     ends = [number for number, span in enumerate(spans) if ends_with in span.name]
     return spans[ends[-2] + 1 : ends[-1] + 1] if len(ends) > 1 else spans
+
+
+def gaps_after(spans: Sequence[Span], name: str) -> list[float]:
+    """Microseconds between the end of each kernel of that name and the start of the next kernel of any."""
+    return [max(0.0, b.start - a.end) for a, b in pairwise(spans) if name in a.name]
 
 
 def busy_us(spans: Sequence[Span]) -> float:

@@ -53,11 +53,13 @@ def _is_blackwell(arch: str) -> bool:
 PREFERENCES: Mapping[str, Sequence[str]] = {
     "absorb_queries": ("triton", "torch"),
     "contiguous_gemm": ("deep_gemm", "torch"),
+    "combine_norm": ("triton", "torch"),
     "decode_inputs": ("triton", "torch"),
+    "decode_results": ("triton", "torch"),
     "fp8_gemm": ("deep_gemm", "torch"),
     "fp8_quant": ("triton", "torch"),
     "greedy_choice": ("triton", "torch"),
-    "indexer_prep": ("triton", "torch"),
+    "indexer_prep": ("cuda", "triton", "torch"),
     "mask_logits": ("triton", "torch"),
     "masked_gemm": ("deep_gemm", "torch"),
     "merge_parts": ("triton", "torch"),
@@ -65,6 +67,7 @@ PREFERENCES: Mapping[str, Sequence[str]] = {
     "mha_partial": ("fa3", "torch"),
     "mla_prep": ("triton", "torch"),
     "moe_boxes": ("triton", "torch"),
+    "moe_choose": ("cuda", "torch"),
     "moe_combine": ("triton", "torch"),
     "moe_route": ("triton", "torch"),
     "moe_scatter": ("triton", "torch"),
@@ -80,6 +83,7 @@ PREFERENCES: Mapping[str, Sequence[str]] = {
     "tile_hidden": ("triton", "torch"),
     "tile_out": ("triton", "torch"),
     "topk_slots": ("cuda", "torch"),
+    "value_quant": ("triton", "torch"),
     "wide_gemm": ("cublas", "torch"),
 }
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from baleen_kernels import fp8_quant, hadamard, index_key_pack, layer_norm, rope
-from baleen_kernels.machine import TRITON
+from baleen_kernels.machine import HOPPER, TRITON, Needs
 from baleen_kernels.registry import Op
 
 NORM_EPS = 1e-6
@@ -145,6 +145,37 @@ def _triton(
     scale_ue8m0: bool,
 ) -> tuple[Tensor, Tensor]:
     from baleen_kernels.own import indexer_prep as own
+
+    return own.prepare(
+        q, k, head_weights, norm_weight, norm_bias, cos_sin, positions, slots, pages, scale_ue8m0=scale_ue8m0
+    )
+
+
+def _rejects_cuda(q: Tensor, k: Tensor, **_: Any) -> str | None:
+    if q.dtype != torch.bfloat16:
+        return f"it takes bfloat16 projections, not {q.dtype}"
+    if q.shape[2] != fp8_quant.GROUP or q.shape[1] % 8:
+        return f"it takes a multiple of 8 heads of {fp8_quant.GROUP} channels, not {tuple(q.shape[1:])}"
+    if q.stride(2) != 1 or k.stride(1) != 1 or q.stride(0) % 8 or k.stride(0) % 8:
+        return "the channels of a head must lie next to each other, from multiples of 16 bytes"
+    return None
+
+
+@OP.backend("cuda", needs=Needs(archs=HOPPER, arch_note="a Hopper GPU", tools=("nvcc",)), rejects=_rejects_cuda)
+def _cuda(
+    q: Tensor,
+    k: Tensor,
+    head_weights: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    pages: Tensor,
+    *,
+    scale_ue8m0: bool,
+) -> tuple[Tensor, Tensor]:
+    from baleen_kernels.own import indexer_kernel as own
 
     return own.prepare(
         q, k, head_weights, norm_weight, norm_bias, cos_sin, positions, slots, pages, scale_ue8m0=scale_ue8m0

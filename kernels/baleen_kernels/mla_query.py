@@ -125,9 +125,11 @@ def _rejects_absorb(q: Tensor, cos_sin: Tensor, up_k: Tensor, **_: Any) -> str |
 
 @ABSORB_OP.backend("triton", needs=TRITON, rejects=_rejects_absorb)
 def _absorb_triton(q: Tensor, cos_sin: Tensor, positions: Tensor, up_k: Tensor) -> Tensor:
-    from baleen_kernels.own import rotate
+    from baleen_kernels.own import absorb, rotate
 
     num_heads, nope, latent = up_k.shape
+    if absorb.takes(q.shape[0], nope, latent):
+        return absorb.absorb(q, cos_sin, positions, up_k)
     out = torch.empty(q.shape[0], num_heads, latent + cos_sin.shape[1], dtype=q.dtype, device=q.device)
     if q.shape[0]:
         # One matrix product a head, written where it belongs; the rotation fills what is left of each row.

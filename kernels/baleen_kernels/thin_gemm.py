@@ -19,6 +19,8 @@ from baleen_kernels.registry import Op
 
 MOST_TOKENS = 16
 _MOST_PARTS = 8
+# Tiles and parts of them that keep an H200 busy, by channels of a tile: one or two on each of 132 multiprocessors.
+_MOST_BLOCKS = {64: 288, 128: 132}
 
 CASES = (
     Case("one_token", 1, 512, 256),
@@ -33,15 +35,13 @@ CASES = (
 )
 
 
-def cut_of(out_features: int, width: int, *, num_blocks: int = 288) -> tuple[int, int]:
+def cut_of(out_features: int, width: int) -> tuple[int, int]:
     """Output channels of a tile, and parts that its sums are cut into, a power of two up to 8, of at least four blocks
     of 128 channels each.
-
-    `num_blocks`: of threads that an H200's multiprocessors hold at once, and a few.
     """
     tile = 128 if out_features % 128 == 0 and out_features >= 56 * 128 else 64
     tiles, blocks, parts = out_features // tile, width // fp8_quant.GROUP, 1
-    while parts < _MOST_PARTS and 2 * parts * tiles <= num_blocks and blocks >= 8 * parts:
+    while parts < _MOST_PARTS and 2 * parts * tiles <= _MOST_BLOCKS[tile] and blocks >= 8 * parts:
         parts *= 2
     return tile, parts
 

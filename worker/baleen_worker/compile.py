@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import torch
-from baleen_kernels import grouped_gemm, moe_permute, proof, selection
+from baleen_kernels import fp8_quant, grouped_gemm, moe_choose, moe_permute, proof, selection, value_quant
 from baleen_kernels.fp8_quant import TILE
 from baleen_kernels.registry import OPS
 from tqdm import tqdm
@@ -265,39 +265,50 @@ class _Shapes:
         ops.rotate_queries(q, *angles)
         ops.absorb_queries(q, *angles, self._empty(heads, m.qk_nope_head_dim, m.kv_lora_rank))
         self._rounded(tokens, heads * m.v_head_dim)
+        if tokens <= value_quant.MOST_TOKENS and m.v_head_dim == fp8_quant.GROUP:
+            latent = self._empty(tokens, heads, m.kv_lora_rank)
+            ops.value_quant(latent, self._empty(heads, m.kv_lora_rank, m.v_head_dim), scale_ue8m0=True)
 
     def _around_experts(self, tokens: int) -> None:
         m, ops = self._model, self._ops
         experts, topk, inner = m.n_routed_experts, m.num_experts_per_tok, m.moe_intermediate_size
-        ids, weights = ops.moe_route(
-            self._empty(tokens, experts, dtype=torch.float32),
-            self._empty(experts, dtype=torch.float32),
-            num_groups=m.n_group,
-            topk_groups=m.topk_group,
-            topk=topk,
-            normalize=m.norm_topk_prob,
-            scaling_factor=m.routed_scaling_factor,
-        )
+        choice: dict[str, Any] = {
+            "num_groups": m.n_group,
+            "topk_groups": m.topk_group,
+            "topk": topk,
+            "normalize": m.norm_topk_prob,
+            "scaling_factor": m.routed_scaling_factor,
+        }
+        bias, logits = (self._empty(*shape, dtype=torch.float32) for shape in ((experts,), (tokens, experts)))
+        ids, weights = ops.moe_route(logits, bias, **choice)
         rounded = self._rounded(tokens, m.hidden_size)
-        places = None
-        if tokens <= MOST_TILED:
-            rows = self._tiled(rounded, ids)
+        y = self._empty(tokens, m.hidden_size)
+        if tokens <= moe_choose.MOST_TOKENS and ops.backends["moe_choose"] != "torch":
+            router = self._empty(experts, m.hidden_size)
+            weights, *tiles = ops.moe_choose(y, router, bias, None, **choice)
+            self._put_together(y, self._tiled(rounded, tiles, topk + 1), weights, None)
+        elif tokens <= MOST_TILED:
+            tiles = ops.moe_tiles(ids, num_experts=experts)
+            self._put_together(y, self._tiled(rounded, tiles, topk), weights, y)
         else:
             room = moe_permute.segment_rows(ids.numel(), experts)
             places, _ = ops.moe_segments(ids, num_experts=experts)
             ops.swiglu_quant(self._empty(1, room, 2 * inner), None, scale_ue8m0=True)
             ops.moe_scatter(*rounded, places, num_boxes=1, room=room)
-            rows = self._empty(room, m.hidden_size)
-        ops.moe_combine(rows, places, weights, self._empty(tokens, m.hidden_size))
+            ops.moe_combine(self._empty(room, m.hidden_size), places, weights, y)
         for width in {inner * m.n_shared_experts, m.intermediate_size}:
             ops.swiglu_quant(self._empty(1, tokens, 2 * width), None, scale_ue8m0=True)
 
-    def _tiled(self, rounded: tuple[Tensor, Tensor], ids: Tensor) -> Tensor:
+    def _put_together(self, residual: Tensor, rows: Tensor, weights: Tensor, shared: Tensor | None) -> None:
+        norm = self._empty(residual.shape[1], dtype=torch.float32)
+        options = {"eps": self._model.rms_norm_eps, "scale_ue8m0": True}
+        self._ops.combine_norm(residual, rows, weights, shared, norm, **options)
+
+    def _tiled(self, rounded: tuple[Tensor, Tensor], tiles: Sequence[Tensor], picks: int) -> Tensor:
         m, ops = self._model, self._ops
-        experts, topk, inner = m.n_routed_experts, m.num_experts_per_tok, m.moe_intermediate_size
-        tiles = ops.moe_tiles(ids, num_experts=experts)
+        inner = m.moe_intermediate_size
         # One expert's weights under the name of all: what is compiled depends on their shape alone.
         owners = torch.where(tiles[0] < 0, tiles[0], 0)
         gate_up, down = self._matrix(1, 2 * inner, m.hidden_size), self._matrix(1, m.hidden_size, inner)
-        hidden = ops.tile_hidden(*rounded, *gate_up, owners, tiles[1], picks=topk, scale_ue8m0=True)
+        hidden = ops.tile_hidden(*rounded, *gate_up, owners, tiles[1], picks=picks, scale_ue8m0=True)
         return ops.tile_out(*hidden, *down, owners, tiles[1])

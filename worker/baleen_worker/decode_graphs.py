@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from baleen_kernels.decode_inputs import GIVEN_BY_SLOT
 
+from baleen_worker.decode_exchange import Arrival, DecodeExchange
 from baleen_worker.model.fused.experts import MOST_TILED
 from baleen_worker.model.fused.step import FusedStep, SingleRows
 from baleen_worker.sampler import columns_of, rules
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], None]], Replay]
 
-# What a row tells the graph, as rows of the integer input.
-_SLOT, _POSITION, _TOKEN = range(3)
-
 
 def padded_sizes(most: int) -> list[int]:
     """Sizes that are captured: every one up to 8, then in widening steps, so that padding stays below a fifth."""
@@ -54,12 +51,14 @@ def padded_sizes(most: int) -> list[int]:
 class Decoded:
     """Of N rows: logits [N, V] float32, greedy tokens [N] int64, whether the logits are finite [N] bool.
 
-    Views of buffers that the next step writes to.
+    Logits and tokens are views of buffers on the device that the next step writes to. `told_*` are on the host, see
+    `DecodeExchange.results_of_last`.
     """
 
     logits: Tensor
     token_ids: Tensor
-    finite: Tensor
+    told_token_ids: Tensor
+    told_finite: Tensor
 
 
 class DecodeGraphs:
@@ -84,13 +83,12 @@ class DecodeGraphs:
         self._page_size, self._capture = page_size, capture
         self._device = device = tables.tensor.device
         self.sizes = sizes
-        most = sizes[-1]
-        self._spare_slot = tables.tensor.shape[0] - 1
-        # One buffer for all sizes; a graph uses its first columns or rows.
-        self._input = torch.zeros(3, most, dtype=torch.int64, device=device)
+        most, spare_slot = sizes[-1], tables.tensor.shape[0] - 1
+        self._exchange = DecodeExchange(most, spare_slot, device)
+        # One buffer for all sizes; a graph uses its first rows.
         self._logits = torch.zeros(most, model.config.vocab_size, device=device)
-        self._token_ids = torch.zeros(most, dtype=torch.int64, device=device)
-        self._finite = torch.zeros(most, dtype=torch.bool, device=device)
+        # Tokens, and the slots of their rows.
+        self._kept = torch.tensor([[0], [spare_slot]], device=device).repeat(1, most)
         self._rules = torch.zeros(5, most, dtype=torch.int64, device=device)
         self._sampled = torch.zeros(most, dtype=torch.int64, device=device)
         self._replays: dict[tuple[int, bool], Replay] = {}
@@ -122,16 +120,16 @@ class DecodeGraphs:
         """Launches the step. The greedy tokens are already remembered for the rows' slots."""
         num_rows = len(rows)
         size = self._size_for(num_rows)
-        values = np.empty((3, size), dtype=np.int64)
-        values[:, num_rows:] = [[self._spare_slot], [0], [0]]
-        values[_SLOT, :num_rows] = [row.slot for row in rows]
-        values[_POSITION, :num_rows] = [row.start for row in rows]
-        values[_TOKEN, :num_rows] = [row.token_ids[0] if row.token_ids else GIVEN_BY_SLOT for row in rows]
-        short = int(values[_POSITION].max()) < self._model.config.index_topk
-        replay = self._replay(size, short)  # first: a capture writes to the input itself
-        self._input[:, :size].copy_(to_device(values, self._device), non_blocking=True)
+        short = max(row.start for row in rows) < self._model.config.index_topk
+        replay = self._replay(size, short)  # first: a capture fills the exchange itself
+        self._exchange.give(rows, size)
         replay()
-        return Decoded(self._logits[:num_rows], self._token_ids[:num_rows], self._finite[:num_rows])
+        told = self._exchange.results_of_last(num_rows)
+        return Decoded(self._logits[:num_rows], self._kept[0, :num_rows], *told)
+
+    def until(self, arrival: Arrival) -> None:
+        """What the step launched last told the host is not needed any more when these results have come."""
+        self._exchange.until(arrival)
 
     def sample(self, specs: Sequence[SampleSpec]) -> Tensor:
         """Tokens [N] of the rows of the step just launched, by their specs; they are remembered for the rows' slots.
@@ -157,25 +155,28 @@ class DecodeGraphs:
 
     def _sample(self, size: int) -> None:
         temperature, top_p, min_p, top_k, keys = columns_of(self._rules[:, :size])
-        logits, greedy = self._logits[:size], self._token_ids[:size]
+        logits, (greedy, slots) = self._logits[:size], self._kept[:, :size]
         token_ids = self._model.ops.sample(logits, greedy, temperature, top_k, top_p, min_p, keys)
         self._sampled[:size] = token_ids
-        self._last_tokens.tensor[self._input[_SLOT, :size]] = token_ids
+        self._last_tokens.tensor[slots] = token_ids
 
     def _replay(self, size: int, short: bool) -> Replay:
         key = size, short
         if key not in self._replays:
-            # A row of the spare slot, so that a capture that runs the step writes to the sink alone.
-            self._input[_SLOT, :size] = self._spare_slot
-            self._input[_POSITION:, :size] = 0
-            self._replays[key] = self._capture(lambda: self._step(size, short))
+            # Rows of the spare slot, so that a capture that runs the step writes to the sink alone.
+            with self._exchange.rehearsal():
+                self._replays[key] = self._capture(lambda: self._step(size, short))
         return self._replays[key]
 
     def _step(self, size: int, short: bool) -> None:
-        slots, positions, given = self._input[:, :size]
-        last_tokens, ops = self._last_tokens.tensor, self._model.ops
-        input_ids, kv_slots, lengths, tables = ops.decode_inputs(
-            slots, positions, given, last_tokens, self._tables.tensor, page_size=self._page_size
+        last_tokens, ops, exchange = self._last_tokens.tensor, self._model.ops, self._exchange
+        slots, positions, input_ids, kv_slots, lengths, tables = ops.decode_inputs(
+            exchange.given,
+            exchange.turn,
+            last_tokens,
+            self._tables.tensor,
+            num_rows=size,
+            page_size=self._page_size,
         )
         max_length = tables.shape[1] * self._page_size
         step = FusedStep(
@@ -189,9 +190,7 @@ class DecodeGraphs:
         hidden = self._model.run(input_ids, step, self._pools)
         logits = self._model.compute_logits(hidden, self._logits[:size])
         token_ids, finite = ops.greedy_choice(logits)
-        self._token_ids[:size] = token_ids
-        self._finite[:size] = finite
-        last_tokens[slots] = token_ids
+        ops.decode_results(token_ids, finite, slots, last_tokens, self._kept, exchange.results, exchange.turn)
 
 
 def run_directly(step: Callable[[], None]) -> Replay:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 # What a decode step runs. A graph can hold it if none of it is PyTorch code that looks at what it computed.
 _DECODE_ROLES = (
     selection.DECODE,
+    "combine_norm",
+    "decode_inputs",
+    "decode_results",
     "fp8_gemm",
     "indexer_prep",
     "mla_prep",
@@ -39,6 +42,7 @@ _DECODE_ROLES = (
     "tile_hidden",
     "tile_out",
     "topk_slots",
+    "value_quant",
 )
 
 logger = logging.getLogger(__name__)

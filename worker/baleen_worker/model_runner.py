@@ -125,17 +125,20 @@ class ModelRunner:
         if any(spec.sampling.needs_history for spec in specs):
             self._follow_singles(rows)
         decoded = graphs.decode(rows)
-        token_ids, failures = decoded.token_ids, {}
+        token_ids, told, failures = decoded.token_ids, decoded.told_token_ids, {}
         if not all(_leaves_logits(row, spec) for row, spec in zip(rows, specs, strict=True)):
             token_ids, failures = self._choose(decoded.logits, rows, specs)
             self._last_tokens.keep(rows, token_ids)
         elif any(spec.sampling.temperature > 0 for spec in specs):
             token_ids = graphs.sample(specs)
+        if token_ids is not decoded.token_ids:
+            told = fetch.take(token_ids)
         places = range(len(rows))
         logprobs = self._describe(decoded.logits, token_ids, places, specs)
-        sampled = _Sampled(places, decoded.finite, token_ids, logprobs, failures).fetched(fetch)
+        fetched = None if logprobs is None else logprobs.fetched(fetch)
         fetch.close()
-        return _ModelStep(plan, [sampled], [], fetch)
+        graphs.until(fetch)
+        return _ModelStep(plan, [_Sampled(places, decoded.told_finite, told, fetched, failures)], [], fetch)
 
     def _follow_singles(self, rows: Sequence[PlannedRow]) -> None:
         """Takes in the tokens of rows of one token, which a graph keeps to itself; call before it is launched."""

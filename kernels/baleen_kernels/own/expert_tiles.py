@@ -215,6 +215,9 @@ class Shape:
 
 
 HIDDEN_SHAPE = Shape(128, 4, 5, bulk=True)
+# Of programs that are a few more than there are multiprocessors: two find room on each.
+FEW_HIDDEN_SHAPE = Shape(128, 4, 3, bulk=True)
+_FEW_PROGRAMS = 264
 OUT_SHAPE = Shape(256, 4, 6, bulk=True)
 
 
@@ -234,8 +237,9 @@ def hidden(
     assert values.is_contiguous()
     out = torch.empty(num_picks, hidden_width, dtype=values.dtype, device=values.device)
     out_scales = torch.empty(num_picks, hidden_width // 128, dtype=torch.float32, device=values.device)
-    shape = HIDDEN_SHAPE
-    _hidden[(tiles.experts.shape[0] * (hidden_width // 128),)](
+    programs = tiles.experts.shape[0] * (hidden_width // 128)
+    shape = FEW_HIDDEN_SHAPE if programs <= _FEW_PROGRAMS else HIDDEN_SHAPE
+    _hidden[(programs,)](
         values,
         scales,
         weights.argument(128, bulk=shape.bulk),

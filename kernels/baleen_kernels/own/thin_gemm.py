@@ -19,6 +19,8 @@ from baleen_kernels.own.fp8 import GROUP, INTERPRETED, narrow
 ROWS = tl.constexpr(16)
 _MOST_TILES = 8192
 _STAGES = {64: 4, 128: 5}  # steps that are loaded ahead, by output channels of a tile
+_STAGES_OF_MANY = 3  # so that a third block of threads finds room where two leave a rest
+_MANY_TILES = 264
 
 
 @triton.jit
@@ -117,7 +119,7 @@ def multiply(
             WIDTH=width,
             TILE=tile,
             PARTS=parts,
-            STAGES=_STAGES[tile],
+            STAGES=_STAGES_OF_MANY if tiles > _MANY_TILES and tile == 128 else _STAGES[tile],
             num_warps=4,
         )
     return out

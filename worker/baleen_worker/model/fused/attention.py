@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from baleen_kernels import index_key_pack, latent_pack, selection
+from baleen_kernels import index_key_pack, latent_pack, selection, value_quant
+from baleen_kernels.fp8_quant import GROUP
 
 from baleen_worker.model.expanded import attend_expanded
 from baleen_worker.model.rope import softmax_scale
@@ -71,10 +72,18 @@ class FusedAttention:
         q_all = self._product(q_latent, w.q_proj if selects else w.q_proj.rows(q_width))
         q = q_all[:, :q_width].unflatten(1, (self._heads, -1))  # [T, H, N + R]
         weights_of_heads, num_absorbed = head_weights.join(), step.num_absorbed
-        absorbed = self._beside.start(lambda: self._absorb(q[:num_absorbed], step), num_tokens=num_tokens)
+        prepared = scores = None
         if w.indexer is not None:
-            self._index(q_all[:, q_width:], x[:, :num_index], weights_of_heads, step, pools)
+            prepared = self._prepare_index(q_all[:, q_width:], x[:, :num_index], weights_of_heads, step, pools)
+            scores = self._score_single(*prepared, step)
+        # After the scores of single rows, which would otherwise wait for its blocks, and beside their selection.
+        absorbed = self._beside.start(lambda: self._absorb(q[:num_absorbed], step), num_tokens=num_tokens)
+        if prepared is not None:
+            self._select(*prepared, scores, step)
         absorbed_queries = absorbed.join()
+        if num_tokens <= value_quant.MOST_TOKENS and self._value_width == GROUP and step.only_single:
+            latent = self._attend_single(absorbed_queries, step, latents)
+            return self._product(ops.value_quant(latent, w.up_v, scale_ue8m0=self._ue8m0), w.o_proj)
         heads = torch.empty(num_tokens, self._heads, self._value_width, dtype=self._dtype, device=y.device)
         if num_absorbed:
             self._attend_absorbed(absorbed_queries, heads[:num_absorbed], step, latents)
@@ -97,8 +106,13 @@ class FusedAttention:
     def _absorb(self, q: Tensor, step: FusedStep) -> Tensor:
         return self._ops.absorb_queries(q, self._cos_sin, step.positions[: q.shape[0]], self._weights.up_k)
 
-    def _index(self, q: Tensor, k: Tensor, head_weights: Tensor, step: FusedStep, pools: PagedPools) -> None:
-        """Stores every token's index key, whether or not anything is scored now: later tokens will score it."""
+    def _prepare_index(
+        self, q: Tensor, k: Tensor, head_weights: Tensor, step: FusedStep, pools: PagedPools
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Stores every token's index key, whether or not anything is scored now: later tokens will score it.
+
+        -> index queries [T, J, D] in FP8, their weights [T, J], the layer's pages; J is 0 where nothing is scored.
+        """
         w, ops = self._weights.indexer, self._ops
         assert w is not None
         num_heads = head_weights.shape[1]
@@ -107,24 +121,27 @@ class FusedAttention:
         where = self._cos_sin, step.positions, step.kv_slots
         norm = w.norm_weight, w.norm_bias
         values, weights = ops.indexer_prep(q, k, head_weights, *norm, *where, pages, scale_ue8m0=True)
-        # A layer that owns an indexer selects anew; what is left from the layer before is void.
+        return values, weights, pages
+
+    def _score_single(self, values: Tensor, weights: Tensor, pages: Tensor, step: FusedStep) -> Tensor | None:
+        """[S, keys] of rows of one token; None where nothing is scored."""
+        rows = step.single
+        if rows is None or rows.all_seen or values.shape[1] == 0:
+            return None
+        queries, places = (values[: step.num_single], weights[: step.num_single]), (rows.lengths, rows.tables)
+        return self._ops.paged_scores(*queries, pages, *places, step.schedule, max_length=rows.max_length)
+
+    def _select(self, values: Tensor, weights: Tensor, pages: Tensor, scores: Tensor | None, step: FusedStep) -> None:
+        """A layer that owns an indexer selects anew; what is left from the layer before is void."""
         step.slots.clear()
-        if num_heads == 0:
+        if values.shape[1] == 0:
             return
-        if step.single is not None and not step.single.all_seen:
-            step.slots[-1] = self._select_single(values, weights, step.single, step.schedule, pages)
+        if scores is not None:
+            assert step.single is not None
+            step.slots[-1] = self._ops.topk_slots(scores, step.single.lengths, step.single.tables, topk=self._topk)
         for number, piece in enumerate(step.pieces):
             if not piece.all_seen:
                 step.slots[number] = self._select_piece(values, weights, piece, pages)
-
-    def _select_single(
-        self, values: Tensor, weights: Tensor, rows: SingleRows, schedule: Tensor | None, pages: Tensor
-    ) -> Tensor:
-        num_rows = rows.lengths.shape[0]
-        queries = values[:num_rows], weights[:num_rows]
-        places = rows.lengths, rows.tables
-        scores = self._ops.paged_scores(*queries, pages, *places, schedule, max_length=rows.max_length)
-        return self._ops.topk_slots(scores, *places, topk=self._topk)
 
     def _select_piece(self, values: Tensor, weights: Tensor, piece: Piece, pages: Tensor) -> Tensor:
         """Scores some tokens at a time against all keys of the row."""
@@ -158,15 +175,19 @@ class FusedAttention:
         """Queries in latent space over selected slots of the pool; fills heads [t, H, V]."""
         w = self._weights
 
-        def attend(role: str, number: int, slots: Tensor, first: int, end: int) -> None:
-            latent = self._attend(role, absorbed[first:end], slots, step, number, latents)  # [t, H, C]
-            torch.bmm(latent.transpose(0, 1), w.up_v, out=heads[first:end].transpose(0, 1))
-
         if step.single is not None:
-            slots = self._slots(step, -1, step.single)
-            attend(selection.DECODE, -1, slots, 0, slots.shape[0])
+            end = step.num_single
+            latent = self._attend_single(absorbed[:end], step, latents)
+            torch.bmm(latent.transpose(0, 1), w.up_v, out=heads[:end].transpose(0, 1))
         for number, piece in enumerate(step.pieces):
-            attend(selection.PREFILL, number, self._slots(step, number, piece), piece.first, piece.end)
+            q, slots = absorbed[piece.first : piece.end], self._slots(step, number, piece)
+            latent = self._attend(selection.PREFILL, q, slots, step, number, latents)  # [t, H, C]
+            torch.bmm(latent.transpose(0, 1), w.up_v, out=heads[piece.first : piece.end].transpose(0, 1))
+
+    def _attend_single(self, q: Tensor, step: FusedStep, latents: Tensor) -> Tensor:
+        """-> [S, H, C]."""
+        assert step.single is not None
+        return self._attend(selection.DECODE, q, self._slots(step, -1, step.single), step, -1, latents)
 
     def _attend(self, role: str, q: Tensor, slots: Tensor, step: FusedStep, number: int, latents: Tensor) -> Tensor:
         if number not in step.plans:

@@ -7,14 +7,14 @@ It is made of a plain model that kept its FP8 weights, whose tensors it takes ov
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from baleen_kernels.fp8_quant import GROUP
 
 from baleen_worker.model.fused.attention import FusedAttention
 from baleen_worker.model.fused.beside import Beside
-from baleen_worker.model.fused.experts import FusedMlp, FusedMoe, UniformRouting
+from baleen_worker.model.fused.experts import FusedMlp, FusedMoe, Returned, UniformRouting
 from baleen_worker.model.fused.step import plan_step
 from baleen_worker.model.fused.weights import MoeWeights, fuse_layer
 from baleen_worker.model.rope import rotary_table
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from baleen_worker.model.fused.step import FusedStep
     from baleen_worker.model.fused.weights import LayerWeights
     from baleen_worker.model_config import ModelConfig
+
+# What a feed-forward adds to the residual stream, as the next norm takes it; None before the first layer.
+Delta: TypeAlias = "Tensor | Returned | None"
 
 
 def why_not(config: ModelConfig) -> str | None:
@@ -87,13 +90,21 @@ class FusedLayer:
         else:
             self.mlp = FusedMlp(weights.mlp, ops, dtype=dtype, scale_ue8m0=scale_ue8m0)
 
-    def __call__(self, residual: Tensor, delta: Tensor | None, step: FusedStep, pools: PagedPools) -> Tensor:
+    def __call__(self, residual: Tensor, delta: Delta, step: FusedStep, pools: PagedPools) -> Tensor | Returned:
         """residual [T, hidden] += delta, then += attention -> what the feed-forward adds to it."""
         options = {"eps": self._eps, "scale_ue8m0": self._ue8m0}
-        y, *rounded = self._ops.norm_quant(residual, delta, self._input_norm, **options)
+        y, *rounded = _add_and_norm(self._ops, residual, delta, self._input_norm, **options)
         delta = self.attention(y, (rounded[0], rounded[1]), step, pools)
         y, *rounded = self._ops.norm_quant(residual, delta, self._post_norm, **options)
         return self.mlp(y, (rounded[0], rounded[1]), step)
+
+
+def _add_and_norm(
+    ops: FusedOps, residual: Tensor, delta: Delta, weight: Tensor, **options: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    if isinstance(delta, Returned):
+        return ops.combine_norm(residual, delta.rows, delta.weights, delta.shared, weight, **options)
+    return ops.norm_quant(residual, delta, weight, **options)
 
 
 class FusedModel:
@@ -155,10 +166,10 @@ class FusedModel:
     def run(self, input_ids: Tensor, step: FusedStep, pools: PagedPools) -> Tensor:
         """The same for a step that is planned, tokens in its order."""
         residual = self._embedding[input_ids]
-        delta: Tensor | None = None
+        delta: Delta = None
         for layer in self.layers:
             delta = layer(residual, delta, step, pools)
-        return self.ops.norm_quant(residual, delta, self._norm, eps=self._norm_eps, scale_ue8m0=True)[0]
+        return _add_and_norm(self.ops, residual, delta, self._norm, eps=self._norm_eps, scale_ue8m0=True)[0]
 
     def schedule_of(self, lengths: Tensor) -> Tensor | None:
         """See `FusedOps.schedule_of`."""

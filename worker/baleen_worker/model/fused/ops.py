@@ -8,7 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from baleen_kernels import (
+    combine_norm,
     decode_inputs,
+    decode_results,
     expert_tiles,
     fp8_gemm,
     fp8_quant,
@@ -22,6 +24,7 @@ from baleen_kernels import (
     mla_prep,
     mla_query,
     mla_slots,
+    moe_choose,
     moe_permute,
     moe_route,
     norm_quant,
@@ -30,6 +33,7 @@ from baleen_kernels import (
     swiglu_quant,
     thin_gemm,
     topk_slots,
+    value_quant,
     wide_gemm,
 )
 
@@ -45,8 +49,10 @@ Call = Callable[..., Any]
 # Each role of the selection that the fused model plays, and the op behind it.
 CALLS: dict[str, Call] = {
     "absorb_queries": mla_query.absorb_queries,
+    "combine_norm": combine_norm.combine_norm,
     "contiguous_gemm": grouped_gemm.contiguous_gemm,
     "decode_inputs": decode_inputs.decode_inputs,
+    "decode_results": decode_results.decode_results,
     "fp8_gemm": fp8_gemm.fp8_gemm,
     "fp8_quant": fp8_quant.quantize_groups,
     "greedy_choice": greedy_choice.greedy_choice,
@@ -57,6 +63,7 @@ CALLS: dict[str, Call] = {
     "mla_prep": mla_prep.mla_prep,
     selection.DECODE: mla_slots.mla_slots,
     selection.PREFILL: mla_slots.mla_slots,
+    "moe_choose": moe_choose.moe_choose,
     "moe_combine": moe_permute.moe_combine,
     "moe_route": moe_route.moe_route,
     "moe_scatter": moe_permute.moe_scatter,
@@ -72,6 +79,7 @@ CALLS: dict[str, Call] = {
     "tile_hidden": expert_tiles.tile_hidden,
     "tile_out": expert_tiles.tile_out,
     "topk_slots": topk_slots.topk_slots,
+    "value_quant": value_quant.value_quant,
     "wide_gemm": wide_gemm.wide_gemm,
 }
 ROLES = frozenset(CALLS)
@@ -84,8 +92,10 @@ class FusedOps:
     absorb_queries: Call
     attend_decode: Call
     attend_prefill: Call
+    combine_norm: Call
     contiguous_gemm: Call
     decode_inputs: Call
+    decode_results: Call
     fp8_gemm: Call
     fp8_quant: Call
     greedy_choice: Call
@@ -94,6 +104,7 @@ class FusedOps:
     mha_dense: Call
     mha_partial: Call
     mla_prep: Call
+    moe_choose: Call
     moe_combine: Call
     moe_route: Call
     moe_scatter: Call
@@ -109,6 +120,7 @@ class FusedOps:
     tile_hidden: Call
     tile_out: Call
     topk_slots: Call
+    value_quant: Call
     wide_gemm: Call
     backends: dict[str, str]
 

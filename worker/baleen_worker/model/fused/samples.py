@@ -67,6 +67,12 @@ def samples(config: ModelConfig, *, packed: bool, dtype: torch.dtype) -> Mapping
             "kv_weight": _meta(latent),
             "cos_sin": angles["cos_sin"],
         },
+        "moe_choose": {
+            "y": _meta(_TOKENS, hidden, dtype=dtype),
+            "router": _meta(config.n_routed_experts, hidden, dtype=dtype),
+            "num_groups": config.n_group,
+            "topk": config.num_experts_per_tok,
+        },
         "moe_route": {
             "logits": _meta(_TOKENS, config.n_routed_experts),
             "bias": _meta(config.n_routed_experts),

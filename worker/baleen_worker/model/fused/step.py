@@ -81,6 +81,16 @@ class FusedStep:
         return self.positions.shape[0] - (0 if self.expanded is None else self.expanded.tokens.shape[0])
 
     @property
+    def num_single(self) -> int:
+        """S."""
+        return 0 if self.single is None else self.single.lengths.shape[0]
+
+    @property
+    def only_single(self) -> bool:
+        """Whether all rows have one token."""
+        return not self.pieces and self.expanded is None
+
+    @property
     def selects(self) -> bool:
         """Whether any token's scores decide which keys it attends to."""
         groups = [*self.pieces, *([] if self.single is None else [self.single])]

@@ -33,6 +33,10 @@ class Fp8Matrix:
     values: Tensor
     scales: Tensor
 
+    def box(self, index: int | slice) -> Fp8Matrix:
+        """One expert's of all experts' matrices, or some."""
+        return Fp8Matrix(self.values[index], self.scales[index])
+
     def rows(self, end: int) -> Fp8Matrix:
         """The first `end` rows, whole tiles."""
         assert end % TILE == 0
@@ -75,13 +79,17 @@ class MlpWeights:
 
 @dataclass(frozen=True, slots=True)
 class MoeWeights:
-    """router [E, hidden], bias [E] float32; gate_up [E, 2 I, hidden], down [E, hidden, I]."""
+    """router [E, hidden], bias [E] float32; gate_up [E, 2 I, hidden], down [E, hidden, I].
+
+    listed: the same with the shared expert, if that is as wide as the others, as expert E; all are views of one memory.
+    """
 
     router: Tensor
     bias: Tensor
     gate_up: Fp8Matrix
     down: Fp8Matrix
     shared: MlpWeights
+    listed: MlpWeights | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,20 +135,35 @@ def _mlp(module: Mlp) -> MlpWeights:
 
 def _moe(module: MoE, dtype: torch.dtype) -> MoeWeights:
     num_experts = len(module.experts)
+    shared = _mlp(cast("Mlp", module.shared_experts))
+    listed: MlpWeights | None = None
     gate_up: Fp8Matrix | None = None
     down: Fp8Matrix | None = None
     for e in range(num_experts):
         expert = _mlp(cast("Mlp", module.experts[e]))
         module.experts[e] = nn.Identity()
         if gate_up is None or down is None:
-            gate_up, down = (_room_for(num_experts, matrix) for matrix in (expert.gate_up, expert.down))
-        for boxes, matrix in ((gate_up, expert.gate_up), (down, expert.down)):
-            boxes.values[e] = matrix.values
-            boxes.scales[e] = matrix.scales
+            lists_shared = shared.down.values.shape == expert.down.values.shape
+            room = num_experts + lists_shared
+            gate_up, down = (_room_for(room, matrix) for matrix in (expert.gate_up, expert.down))
+            if lists_shared:
+                listed = MlpWeights(gate_up, down)
+        _put(expert, gate_up, down, e)
     assert gate_up is not None
     assert down is not None
+    if listed is not None:
+        _put(shared, gate_up, down, num_experts)
+        shared = MlpWeights(gate_up.box(num_experts), down.box(num_experts))
+    routed = slice(num_experts)
     bias = module.gate.e_score_correction_bias
-    return MoeWeights(module.gate.weight.to(dtype), bias, gate_up, down, _mlp(module.shared_experts))
+    router = module.gate.weight.to(dtype)
+    return MoeWeights(router, bias, gate_up.box(routed), down.box(routed), shared, listed)
+
+
+def _put(expert: MlpWeights, gate_up: Fp8Matrix, down: Fp8Matrix, index: int) -> None:
+    for boxes, matrix in ((gate_up, expert.gate_up), (down, expert.down)):
+        boxes.values[index] = matrix.values
+        boxes.scales[index] = matrix.scales
 
 
 def _room_for(count: int, matrix: Fp8Matrix) -> Fp8Matrix:

@@ -1,0 +1,164 @@
+"""What decode steps cost without prompts before them: over context length, and how much of the host's work is hidden.
+
+Pools are filled with random keys and the rows' pages given at once, so a batch of long contexts is there in no time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from baleen_worker.model_runner import ModelRunner
+from baleen_worker.request import SamplingParams
+from baleen_worker.step import Admission, PlannedRow, StepPlan
+
+from baleen_bench import timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from baleen_worker.step import BuiltRunner, StepHandle
+
+PAGE = 64
+STEPS = 48
+RELEASED_LAYERS = 61
+# What a decode step ends with.
+LAST_KERNEL = "_keep"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Least squares of step time over context: milliseconds = base + slope x (1024 tokens of context).
+
+    us_per_query_per_k: of a row and 1024 tokens of its context, in a model of 61 layers.
+    """
+
+    base_ms: float
+    slope_ms_per_k: float
+    r_squared: float
+    us_per_query_per_k: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Of one decode step: the host's own work, the device's idle time before it, and the share of the former that the
+    device did not wait for: 1 - idle / host."""
+
+    batch: int
+    context: int
+    host_us: float
+    idle_us: float
+    share_hidden: float
+
+
+def fill_pools(runner: ModelRunner) -> int:
+    """Random latents and index keys in every slot, so that scores differ and nothing is not finite. -> layers."""
+    pools = runner._pools  # pyright: ignore[reportPrivateUsage]
+    for layer in range(pools.layout.num_layers):
+        latents = pools.latent_store(layer)
+        if latents.dtype == torch.uint8:
+            latents[:, :512].random_(0, 64)
+            latents[:, 512:528] = torch.full((4,), 0.01, device=latents.device).view(torch.uint8)
+            latents[:, 528:] = torch.randn(64, device=latents.device, dtype=torch.bfloat16).view(torch.uint8)
+        else:
+            latents.normal_()
+        pages = pools.index_store(layer)
+        width = pages.shape[1] // 33 * 32  # 128 numbers of a byte and a scale of four for each key
+        pages[:, :width].random_(0, 80)
+        pages[:, width:] = torch.full((PAGE,), 0.01, device=pages.device).view(torch.uint8)
+    return pools.layout.num_layers
+
+
+class SteadyRows:
+    """A batch of rows at a context nobody computed."""
+
+    def __init__(self, built: BuiltRunner, batch: int, context: int) -> None:
+        """ValueError if the pages do not hold the batch."""
+        self._runner, self._batch, self._start = built.runner, batch, context
+        per_row = -(-(context + 4 * STEPS) // PAGE)
+        if 1 + batch * per_row > built.num_pages:
+            raise ValueError(f"{batch} rows of {context} tokens need {batch * per_row} pages, of {built.num_pages - 1}")
+        order = (1 + torch.randperm(built.num_pages - 1, generator=torch.Generator().manual_seed(0))).tolist()
+        self._pages = [order[row * per_row : (row + 1) * per_row] for row in range(batch)]
+        params = SamplingParams(max_tokens=4 * STEPS, seed=0, temperature=0.0)
+        self._admissions = [Admission(slot, params) for slot in range(batch)]
+        self._step = 0
+        self.host_s: list[float] = []
+
+    def run(self, steps: int = STEPS) -> float:
+        """Seconds a step, each launched before the one before it is collected."""
+        torch.cuda.synchronize()
+        started, before = time.perf_counter(), None
+        for _ in range(steps):
+            handle = self._launch()
+            if before is not None:
+                before.collect()
+            before = handle
+        assert before is not None
+        before.collect()
+        return (time.perf_counter() - started) / steps
+
+    def profiled(self) -> None:
+        """Some steps."""
+        self.run()
+
+    def _launch(self) -> StepHandle:
+        first = self._step == 0
+        rows = [
+            PlannedRow(
+                slot=slot,
+                start=self._start + self._step,
+                token_ids=(17,) if first else (),
+                first_new_page=0,
+                new_pages=pages if first else [],
+                sample=True,
+                output_index=self._step + 1,
+                from_device=not first,
+            )
+            for slot, pages in enumerate(self._pages)
+        ]
+        plan = StepPlan(self._step, self._admissions if first else (), rows)
+        self._step += 1
+        started = time.perf_counter()
+        handle = self._runner.launch(plan)
+        self.host_s.append(time.perf_counter() - started)
+        return handle
+
+
+def over_context(built: BuiltRunner, batch: int, contexts: Sequence[int]) -> dict[str, Any]:
+    """Milliseconds a step at each context, and the line through them."""
+    assert isinstance(built.runner, ModelRunner)
+    num_layers = fill_pools(built.runner)
+    times: list[float] = []
+    for context in contexts:
+        rows = SteadyRows(built, batch, context)
+        rows.run(8)
+        times.append(1e3 * min(rows.run() for _ in range(2)))
+    line = fit(batch, contexts, times, num_layers=num_layers)
+    points = [{"context": c, "ms": round(t, 4)} for c, t in zip(contexts, times, strict=True)]
+    return {"batch": batch, "points": points, **asdict(line)}
+
+
+def fit(batch: int, contexts: Sequence[int], times_ms: Sequence[float], *, num_layers: int) -> Line:
+    """Least squares; at least two contexts."""
+    x = [context / 1024 for context in contexts]
+    slope, base = statistics.linear_regression(x, times_ms)
+    return Line(
+        base, slope, statistics.correlation(x, times_ms) ** 2, 1e3 * slope / batch * RELEASED_LAYERS / num_layers
+    )
+
+
+def hidden(built: BuiltRunner, batch: int, context: int) -> Hidden:
+    """See `Hidden`. The host's work is that of launches while the device is busy with the step before."""
+    rows = SteadyRows(built, batch, context)
+    rows.run(8)
+    rows.host_s.clear()
+    spans = timeline.record(rows.profiled)
+    idle_us = statistics.median(timeline.gaps_after(spans, LAST_KERNEL))
+    rows.host_s.clear()
+    rows.run()
+    host_us = 1e6 * statistics.median(rows.host_s)
+    return Hidden(batch, context, host_us, idle_us, 1 - idle_us / host_us)
