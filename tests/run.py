@@ -29,6 +29,7 @@ SUITES = {
     "models": ["models/tests"],
     "eval": ["eval/tests"],
     "packaging": ["tests/packaging"],
+    "bench": ["tests/bench"],
     "e2e": ["tests/e2e"],
     "chaos": ["tests/chaos"],
 }

@@ -1,9 +1,10 @@
 """A slice of DeepSeek-V3.2 at full width on one GPU, driven as an engine would: `python -m baleen_bench slice7`.
 
-`v32-slice7`: 7 layers, one dense and six with all 256 experts, all 128 heads, random block-FP8 weights, experts picked
-evenly at random (random weights alone would send all tokens to a few experts). Steps are planned here in the plainest
-way, so that what is measured is the runner: prompts of batch x context tokens in pieces of at most 8192 tokens a step,
-then 64 decode steps after the first token, each launched before the one before it is collected.
+`v32-slice7`, or one rank of a deployment without its communication (`SLICES`). The slice: 7 layers, one dense and six
+with all 256 experts, all 128 heads, random block-FP8 weights, experts picked evenly at random (random weights alone
+would send all tokens to a few experts). Steps are planned here in the plainest way, so that what is measured is the
+runner: prompts of batch x context tokens in pieces of at most 8192 tokens a step, then 64 decode steps after the first
+token, each launched before the one before it is collected.
 
 A case's prefill rate is prompt tokens over the time until all first tokens are on the host; its decode time is that of
 64 steps over 64. The best of three runs counts, the first of which compiles; long prefills run once.
@@ -96,7 +97,24 @@ RELEASED: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
-SLICE7 = {"num_hidden_layers": 7, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0}
+SLICE7: dict[str, Any] = {"num_hidden_layers": 7, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0}
+# What changes in config.json for each slice. A rank of DP8/EP8 has 64 requests of its own and, of the 512 x 8 picks of
+# all ranks, those of its 32 experts, which are as many as if its own 64 tokens picked 8 of these 32. A rank of TP8 has
+# an eighth of the heads, of every feed-forward's width and of the vocabulary. Neither communicates.
+SLICES: dict[str, dict[str, Any]] = {
+    "v32-slice7": SLICE7,
+    "v32-dp8ep8-rank": {"num_nextn_predict_layers": 0, "n_routed_experts": 32, "n_group": 1, "topk_group": 1},
+    "v32-tp8-rank": {
+        "num_nextn_predict_layers": 0,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "intermediate_size": 2304,
+        "moe_intermediate_size": 256,
+        "vocab_size": 16_160,
+    },
+}
+# Of a rank's own requests.
+RANK_CASES = ((1, 4096), (16, 4096), (64, 4096))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +129,13 @@ class Measured:
     decode_tok_s: float
 
 
-def write_config(folder: Path, layers: dict[str, Any] | None = None) -> None:
+def write_config(folder: Path, changes: dict[str, Any] = SLICE7) -> None:
     """The slice's config.json, which is all that a model with random weights needs."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(RELEASED | (layers or SLICE7)), "utf-8")
+    (folder / "config.json").write_text(json.dumps(RELEASED | changes), "utf-8")
 
 
-def build(*, sizes: Sequence[int], layers: dict[str, Any] | None = None, **options: Any) -> BuiltRunner:
+def build(*, sizes: Sequence[int], changes: dict[str, Any] = SLICE7, **options: Any) -> BuiltRunner:
     """The slice, ready to run batches of those sizes. `options`: fields of `WorkerConfig`."""
     settings: dict[str, Any] = {
         "device": "cuda",
@@ -131,7 +149,7 @@ def build(*, sizes: Sequence[int], layers: dict[str, Any] | None = None, **optio
         "mem_fraction_static": 0.92,
     }
     with tempfile.TemporaryDirectory() as folder:
-        write_config(Path(folder), layers)
+        write_config(Path(folder), changes)
         return build_runner(WorkerConfig(model_dir=Path(folder), **(settings | options)))
 
 
@@ -149,7 +167,7 @@ class Requests:
         # Pages of a busy server lie anywhere.
         order = (1 + torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(0))).tolist()
         self._pages = [order[i * per_request : (i + 1) * per_request] for i in range(batch)]
-        ids = torch.randint(10, 120_000, (batch, context), generator=torch.Generator().manual_seed(1))
+        ids = torch.randint(10, 16_000, (batch, context), generator=torch.Generator().manual_seed(1))
         self._ids = ids.tolist()
         self._step = 0
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from baleen_kernels.machine import describe
 
+from baleen_bench import peer
 from baleen_bench import slice as slice7
 
 # What vLLM 0.26.0 took on an H200 for the same slice with the same routing (bfloat16 keys): ms a step, tokens a second.
@@ -22,6 +23,7 @@ PEER_DECODE_MS = {(1, 4096): 2.42, (16, 4096): 8.49, (64, 4096): 15.5, (128, 409
 PEER_PREFILL_TOK_S = {4096: 51_600.0, 32_768: 42_300.0}
 BAR_DECODE_MS = {(1, 4096): 1.95, (16, 4096): 7.9, (64, 4096): 15.2, (128, 4096): 19.0, (16, 32_768): 7.9}
 BAR_PREFILL_TOK_S = {4096: 60_000.0, 32_768: 50_000.0}
+BAR_RANK_MS = {("v32-dp8ep8-rank", 64, 4096): 36.0}
 
 _CLOCKS = "clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,driver_version"
 
@@ -29,6 +31,7 @@ _CLOCKS = "clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,driver_version"
 def main(arguments: list[str]) -> int:
     """Exit code 1 if a variant or a case failed."""
     parser = argparse.ArgumentParser(prog="python -m baleen_bench slice7", description=slice7.__doc__)
+    parser.add_argument("--slice", choices=slice7.SLICES, default="v32-slice7", help="which part of the model")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--config-only", type=Path, metavar="FOLDER", help="write the slice's config.json and end")
     parser.add_argument("--commit", default="unknown", help="commit of the code that is measured")
@@ -36,9 +39,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--cases", help="BATCHxCONTEXT, with commas between them")
     parser.add_argument("--seconds", type=float, default=600.0, help="no case is begun after so many")
     parser.add_argument("--profile", help="BATCHxCONTEXT: also list the kernels of that case, beside the JSON file")
+    parser.add_argument("--peer", choices=peer.PEERS, help="also run this installed engine, first, for the ratios")
     options = parser.parse_args(arguments)
     if options.config_only is not None:
-        slice7.write_config(options.config_only)
+        slice7.write_config(options.config_only, slice7.SLICES[options.slice])
         return 0
     if options.out is None:
         parser.error("--out FILE is needed")
@@ -46,13 +50,24 @@ def main(arguments: list[str]) -> int:
         print("error: this installation of PyTorch finds no CUDA device, and the slice is measured on one")
         return 2
     logging.basicConfig(level="INFO", format="%(asctime)s %(message)s", stream=sys.stderr)
-    cases = slice7.CASES if options.cases is None else tuple(_case(text) for text in options.cases.split(","))
+    cases = slice7.CASES if options.slice == "v32-slice7" else slice7.RANK_CASES
+    if options.cases is not None:
+        cases = tuple(_case(text) for text in options.cases.split(","))
     deadline_s = time.monotonic() + options.seconds
     rows: list[dict[str, Any]] = []
+    peers: list[dict[str, Any]] = []
+    if options.peer is not None and options.slice != "v32-slice7":
+        parser.error("--peer runs the whole experts of v32-slice7, not one rank's share of them")
+    if options.peer is not None:
+        try:
+            peers = peer.measure(cases, timeout_s=options.seconds)
+        except peer.PeerError as error:
+            print(f"error: {error}")
+            return 2
     for variant in options.variant or list(VARIANTS):
         for row in _variant(variant, cases, deadline_s, options):
-            rows.append(row)
-            print(json.dumps(row), flush=True)
+            rows.append(peer.beside(row, peers))
+            print(json.dumps(rows[-1]), flush=True)
             _write(options, rows)
     return 1 if any("error" in row for row in rows) else 0
 
@@ -75,11 +90,11 @@ def _variant(
     built = None
     try:
         sizes = sorted({batch for batch, _ in cases})
-        built = slice7.build(sizes=sizes, **VARIANTS[name])
+        built = slice7.build(sizes=sizes, changes=slice7.SLICES[options.slice], **VARIANTS[name])
         start = {"variant": name, "start_s": round(time.monotonic() - started, 1), "features": list(built.features)}
         print(json.dumps(start), flush=True)
         for row in slice7.run_cases(built, cases, deadline_s=deadline_s):
-            rows.append({"variant": name, **row, **_beside(row)})
+            rows.append({"variant": name, **row, **_beside(options.slice, row)})
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         if options.profile is not None and time.monotonic() < deadline_s:
             for what, table in slice7.profile(built, *_case(options.profile)).items():
@@ -93,11 +108,14 @@ def _variant(
     return rows
 
 
-def _beside(row: dict[str, Any]) -> dict[str, Any]:
-    """The peer's figure and the bar for a case that has them."""
+def _beside(name: str, row: dict[str, Any]) -> dict[str, Any]:
+    """The peer's figure and the bar for a case of a slice that has them."""
     if "error" in row:
         return {}
     case = row["batch"], row["context"]
+    if name != "v32-slice7":
+        limit = BAR_RANK_MS.get((name, *case))
+        return {} if limit is None else {"bar_decode_ms": limit, "decode_met": row["decode_ms"] <= limit}
     beside: dict[str, Any] = {}
     if case in BAR_DECODE_MS:
         beside |= {"bar_decode_ms": BAR_DECODE_MS[case], "decode_met": row["decode_ms"] <= BAR_DECODE_MS[case]}
@@ -115,11 +133,11 @@ def _write(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     clocks = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
     hardware = {"gpu": machine.name, "clocks": f"{_CLOCKS}: {clocks}", "torch": torch.__version__, **machine.versions}
     document = {
-        "benchmark": "v32-slice7",
+        "benchmark": options.slice,
         "command": f"python -m baleen_bench {' '.join(sys.argv[1:])}",
         "commit": options.commit,
         "hardware": hardware,
-        "slice": slice7.SLICE7,
+        "slice": slice7.SLICES[options.slice],
         "routing": "uniform, at random",
         "measurements": rows,
     }

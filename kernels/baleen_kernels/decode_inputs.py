@@ -49,7 +49,7 @@ CASES = (
 def make_inputs(case: Case) -> dict[str, Any]:
     """Random places; some tokens are given."""
     g = torch.Generator().manual_seed(case.num_rows)
-    shape = 4, case.room
+    shape = 4, max(case.room, case.num_rows)
     positions = torch.randint(0, case.num_pages * case.page_size, shape, generator=g)
     tokens = torch.randint(0, 1000, shape, generator=g).masked_fill(positions % 2 == 0, GIVEN_BY_SLOT)
     return {
