@@ -1,8 +1,8 @@
 """An installed vLLM on the slice, in a process of its own: `python -m baleen_bench slice7 --peer vllm`.
 
 The same config.json, batches, contexts and counts of tokens as ours, random weights, no prefix cache, greedy, prompts
-in steps of 8192 tokens; experts are picked at random, as ours are, by vLLM's own switch for that. Prefill: prompt tokens
-over the time to all first tokens. Decode: the time for 65 tokens less that for one, over 64.
+in steps of 8192 tokens; experts are picked at random, as ours are, by vLLM's own switch for that. Prefill: tokens of
+prompts over the time to all first tokens. Decode: the time for 65 tokens less that for one, over 64.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from baleen_kernels.machine import describe
 
-from baleen_bench import peer
+from baleen_bench import peer, steady
 from baleen_bench import slice as slice7
 
 # What vLLM 0.26.0 took on an H200 for the same slice with the same routing (bfloat16 keys): ms a step, tokens a second.
@@ -39,6 +39,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--cases", help="BATCHxCONTEXT, with commas between them")
     parser.add_argument("--seconds", type=float, default=600.0, help="no case is begun after so many")
     parser.add_argument("--profile", help="BATCHxCONTEXT: also list the kernels of that case, beside the JSON file")
+    parser.add_argument(
+        "--steady", action="store_true", help="only: cost of context, and host time hidden, in a file of its own"
+    )
     parser.add_argument("--peer", choices=peer.PEERS, help="also run this installed engine, first, for the ratios")
     options = parser.parse_args(arguments)
     if options.config_only is not None:
@@ -90,9 +93,15 @@ def _variant(
     built = None
     try:
         sizes = sorted({batch for batch, _ in cases})
-        built = slice7.build(sizes=sizes, changes=slice7.SLICES[options.slice], **VARIANTS[name])
+        context = {"context_length": steady.CONTEXTS[-1] + slice7.CHUNK} if options.steady else {}
+        built = slice7.build(sizes=sizes, changes=slice7.SLICES[options.slice], **context, **VARIANTS[name])
         start = {"variant": name, "start_s": round(time.monotonic() - started, 1), "features": list(built.features)}
         print(json.dumps(start), flush=True)
+        if options.steady:
+            found = steady.everything(built, sizes)
+            print(json.dumps(found), flush=True)
+            options.out.with_suffix(f".{name}.steady.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+            return rows
         for row in slice7.run_cases(built, cases, deadline_s=deadline_s):
             rows.append({"variant": name, **row, **_beside(options.slice, row)})
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 PAGE = 64
 STEPS = 48
 RELEASED_LAYERS = 61
+CONTEXTS = (4096, 8192, 16_384, 32_768, 65_536, 131_072)
 # What a decode step ends with.
 LAST_KERNEL = "_keep"
 
@@ -126,6 +127,13 @@ class SteadyRows:
         handle = self._runner.launch(plan)
         self.host_s.append(time.perf_counter() - started)
         return handle
+
+
+def everything(built: BuiltRunner, sizes: Sequence[int]) -> dict[str, Any]:
+    """The cost of context at 16 rows, or the most that are captured, and the host's time hidden at every size."""
+    batch = min(16, max(sizes))
+    slope = over_context(built, batch, CONTEXTS)
+    return {"over_context": slope, "hidden": [asdict(hidden(built, size, CONTEXTS[0])) for size in sizes]}
 
 
 def over_context(built: BuiltRunner, batch: int, contexts: Sequence[int]) -> dict[str, Any]:
