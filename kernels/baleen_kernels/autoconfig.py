@@ -74,6 +74,8 @@ PREFERENCES: Mapping[str, Sequence[str]] = {
     "moe_segments": ("triton", "torch"),
     "moe_tiles": ("triton", "torch"),
     "norm_quant": ("triton", "torch"),
+    "page_copy": ("triton", "torch"),
+    "page_digest": ("triton", "torch"),
     "paged_scores": ("deep_gemm", "torch"),
     "ragged_scores": ("deep_gemm", "torch"),
     "rotate_queries": ("triton", "torch"),

@@ -37,6 +37,8 @@ TRITON_OPS = (
     "moe_segments",
     "moe_tiles",
     "norm_quant",
+    "page_copy",
+    "page_digest",
     "rotate_queries",
     "sample",
     "swiglu_quant",
@@ -45,7 +47,7 @@ TRITON_OPS = (
     "tile_out",
     "value_quant",
 )
-QUICK = ("fp8_quant", "greedy_choice", "moe_route")
+QUICK = ("fp8_quant", "greedy_choice", "moe_route", "page_digest")
 # The interpreter takes minutes over 2048 slots and 128 heads.
 _LONG = (pytest.mark.slow, pytest.mark.timeout(1200))
 
