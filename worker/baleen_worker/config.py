@@ -9,6 +9,7 @@ import msgspec
 
 from baleen_worker.cache.host import WritePolicy
 from baleen_worker.cache.prefix import PAGE_SIZE_TOKENS
+from baleen_worker.transfer.lending import Backend
 
 
 class ConfigError(ValueError):
@@ -44,6 +45,7 @@ class DisaggregationConfig:
     `prefills`: it computes prompts, and serves their pages on `port` of `host` (0: any); else it generates answers.
     `advertised`: host:port at which decode workers reach that port, where it is another one.
     `key_file` holds what both halves know and nobody else; None: only this host can connect.
+    `backend`: how pages travel.
     `progress_s`: how long a silent peer is waited for; `lease_s`: how long pages are held for one.
     """
 
@@ -54,6 +56,7 @@ class DisaggregationConfig:
     progress_s: float = 10.0
     lease_s: float = 30.0
     advertised: str | None = None
+    backend: Backend = Backend.TCP
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from baleen_worker.config import ConfigError, DisaggregationConfig
 from baleen_worker.flag_values import host_and_port, integer, number
 from baleen_worker.keys import read_key
+from baleen_worker.transfer.lending import Backend
 
 if TYPE_CHECKING:
     import argparse
 
 KEY_FLAG = "--disaggregation-key-file"
 _MODES = ("null", "prefill", "decode")
-_BACKENDS = ("tcp",)
+_BACKENDS = tuple(backend.value for backend in Backend)
 _OF_BOTH = (
     "disaggregation_transfer_backend",
     "disaggregation_key_file",
@@ -35,7 +36,12 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         default="null",
         help="prefill: compute prompts for decode workers; decode: generate from them (default: both, alone)",
     )
-    add("--disaggregation-transfer-backend", choices=_BACKENDS, help="how pages travel (default tcp)")
+    add(
+        "--disaggregation-transfer-backend",
+        choices=_BACKENDS,
+        help="how pages travel: over tcp (default), or by cuda_ipc from one GPU to another of this host; "
+        "auto: by cuda_ipc where that is possible",
+    )
     add(
         "--disaggregation-bootstrap-port",
         type=integer(0, 65535),
@@ -93,9 +99,20 @@ def chosen(values: dict[str, Any]) -> DisaggregationConfig | None:
         "progress_s": values["disaggregation_progress_s"],
         "lease_s": values["disaggregation_lease_s"],
         "advertised": values["disaggregation_advertise_address"],
+        "backend": _backend(values),
     }
     given = {name: value for name, value in given.items() if value is not None}
     return DisaggregationConfig(prefills=mode == "prefill", host=host, key_file=key_file, **given)
+
+
+def _backend(values: dict[str, Any]) -> Backend | None:
+    name = values["disaggregation_transfer_backend"]
+    if name == Backend.CUDA_IPC.value and (values["runner"] == "fake" or values["device"] == "cpu"):
+        raise ConfigError(
+            "--disaggregation-transfer-backend cuda_ipc moves pages between GPUs, and this worker's are in host "
+            "memory: name tcp, or auto"
+        )
+    return None if name is None else Backend(name)
 
 
 def _refuse_idle(values: dict[str, Any], mode: str) -> None:

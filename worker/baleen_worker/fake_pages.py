@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from baleen_worker.request import SamplingParams
-    from baleen_worker.step import PageCopies, PlannedRow
+    from baleen_worker.step import DevicePages, PageCopies, PlannedRow, Region
 
 PAGE_SIZE = 64
 START_STATE = 0x9E3779B97F4A7C15
@@ -116,6 +116,11 @@ class FakePages:
         self._freed: set[int] = set()
         self._owners: dict[int, Owner] = {}
         self._lock = threading.Lock()  # of what is freed: a transfer fills pages from a thread of its own
+
+    @property
+    def num_pages(self) -> int:
+        """The sink counts, those in host memory do not."""
+        return len(self._pages)
 
     def admit(self, slot: int, sampling: SamplingParams) -> None:
         """A request takes a slot; what it held before is void."""
@@ -252,9 +257,12 @@ class FakePageStore:
     """The `PageStore` over these pages."""
 
     page_bytes = PAGE_BYTES
+    regions: Sequence[Region] = ()
+    device: DevicePages | None = None
 
     def __init__(self, pages: FakePages) -> None:
         self._pages = pages
+        self.num_pages = pages.num_pages
 
     def views(self, page: int) -> list[memoryview]:
         """See `PageStore`: these pages are no bytes, whichever is asked for."""

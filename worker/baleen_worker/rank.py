@@ -30,6 +30,7 @@ from baleen_worker.keys import read_key
 from baleen_worker.messages import Fatal, Loading, Ready
 from baleen_worker.scheduler import Scheduler, SchedulerLimits
 from baleen_worker.transfer.actions import Timers
+from baleen_worker.transfer.lending import Backend, LoanError, Reading
 from baleen_worker.transfer.tcp import TcpTransfer
 from baleen_worker.transfer.wire import Identity
 from baleen_worker.waiting import Policy
@@ -39,7 +40,8 @@ from baleen_worker.wire import RankEnd
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from baleen_worker.step import BuiltRunner
+    from baleen_worker.config import DisaggregationConfig
+    from baleen_worker.step import BuiltRunner, PageStore
 
 _PR_SET_PDEATHSIG = 1
 _PROGRESS_INTERVAL_S = 0.2
@@ -144,21 +146,42 @@ def _transfer(assignment: Assignment, built: BuiltRunner, pages: PagePool, inbox
     secret = b"" if config.key_file is None else read_key(config.key_file, KEY_FLAG)
     # The engine's thread and the transfer's share an interpreter: neither may keep the other waiting for long.
     sys.setswitchinterval(_SWITCH_S)
+    device = built.page_store.device
+    layout_id = built.layout_id if device is None else f"{built.layout_id};digest={device.digest}"
+    reading = _reading(config, built.page_store)
     try:
         return TcpTransfer(
             built.page_store,
             pages.generation,
-            Identity(built.layout_id, assignment.boot_epoch, secret),
+            Identity(layout_id, assignment.boot_epoch, secret),
             Timers(config.progress_s, config.lease_s),
             vocab_size=assignment.vocab_size,
             listen=(config.host, config.port) if config.prefills else None,
             inbox=inbox,
+            reading=reading,
         )
     except OSError as error:
         raise ValueError(
             f"pages cannot be served on {config.host}:{config.port} ({error.strerror}): "
             "choose another --disaggregation-bootstrap-port, or 0 for any"
         ) from None
+
+
+def _reading(config: DisaggregationConfig, store: PageStore) -> Reading:
+    """How pages of other workers are read, and whether theirs may be read here."""
+    if config.backend is Backend.TCP:
+        return Reading()
+    from baleen_worker.transfer.cuda_ipc import CudaIpc
+
+    try:
+        return Reading(config.backend, CudaIpc(store))
+    except LoanError as error:
+        if config.backend is not Backend.AUTO:
+            raise ValueError(
+                f"--disaggregation-transfer-backend {config.backend.value} cannot be honoured: {error}"
+            ) from None
+        logger.info("pages travel over TCP: %s", error)
+        return Reading(config.backend)
 
 
 def _grammar_room(assignment: Assignment) -> GrammarRoom:

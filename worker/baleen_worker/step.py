@@ -161,10 +161,48 @@ class Runner(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Where a store's pages are, one after the other: `address` is the first one's, in this process."""
+
+    address: int
+    page_bytes: int
+
+
+class DevicePages(Protocol):
+    """What can be done to pages on a device without taking them to the host. From one thread."""
+
+    digest: str  # names the function, so that two workers can tell whether theirs is the same
+    index: int  # the device's, among those that this process sees
+    max_pages: int  # of one `fill`
+
+    def digests(self, pages: Sequence[int]) -> list[int]:
+        """Of each page's bytes; waits for the device."""
+        ...
+
+    def fill(self, sources: Sequence[int], theirs: Sequence[int], ours: Sequence[int]) -> Callable[[], list[int]]:
+        """Starts to fill own pages from memory that the device reaches, with the same regions at these addresses.
+
+        Returns what waits for the end, on any thread, and then has the digests of what is in own pages. Those started
+        later are done later.
+        """
+        ...
+
+
 class PageStore(Protocol):
-    """Pages as bytes: all layers, latents and index keys, in one order on all workers of a layout."""
+    """Pages as bytes: all layers, latents and index keys, in one order on all workers of a layout.
+
+    `regions`: the stores whose pages, in this order, make up a page; none where they are no memory.
+    """
 
     page_bytes: int
+    num_pages: int
+    regions: Sequence[Region]
+
+    @property
+    def device(self) -> DevicePages | None:
+        """None for pages in host memory."""
+        ...
 
     def views(self, page: int) -> list[memoryview]:
         """A page's bytes where they are, piece by piece, to be read and written there.

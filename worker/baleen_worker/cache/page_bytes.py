@@ -8,10 +8,13 @@ Legend: N pages, B bytes of a page in all layers and stores.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
+from baleen_worker.step import Region
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from baleen_worker.cache.storage import PagedPools
+    from baleen_worker.step import DevicePages
 
 
 class PoolPages:
@@ -27,7 +31,9 @@ class PoolPages:
 
     def __init__(self, pools: PagedPools) -> None:
         stores = [store for layer in range(pools.layout.num_layers) for store in pools.page_stores(layer)]
+        self.num_pages = pools.num_pages
         self.page_bytes = sum(store.shape[1] for store in stores)
+        self.regions: Sequence[Region] = [Region(store.data_ptr(), store.shape[1]) for store in stores]
         ends = np.cumsum([store.shape[1] for store in stores]).tolist()
         columns = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
         self._on_device = [*zip(stores, columns, strict=True)] if stores[0].is_cuda else None
@@ -36,6 +42,15 @@ class PoolPages:
 
         # Of each store its bytes, and how many a page has there.
         self._stores = [(store.reshape(-1).data, store.shape[1]) for store, _ in self._on_host]
+
+    @functools.cached_property
+    def device(self) -> DevicePages | None:
+        """See `PageStore`. Made when it is first asked for: its kernels are compiled then."""
+        if self._on_device is None:
+            return None
+        from baleen_worker.cache.device_pages import DevicePoolPages
+
+        return DevicePoolPages([store for store, _ in self._on_device])
 
     def views(self, page: int) -> list[memoryview]:
         """A page's bytes where they are, store by store; none of pages on a device."""

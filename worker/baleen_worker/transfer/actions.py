@@ -43,9 +43,13 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Send these pages if the leg still `holds` them, then ask `copied` what they are worth."""
+    """Send these pages if the leg still `holds` them, then ask `copied` what they are worth.
+
+    `taken`: they have been copied already; only the second is left to do.
+    """
 
     read: Read
+    taken: bool = False
 
 
 @dataclass(frozen=True, slots=True)

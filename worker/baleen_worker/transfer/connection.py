@@ -91,15 +91,21 @@ class Connection:
     since_s: float = field(default_factory=time.monotonic)
     _queue: deque[bytes | Answer] = field(default_factory=deque[bytes | Answer])
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_idle: bool = False
     _finishing: bool = False
     _wakes_at: int = 1
 
     # --- out --------------------------------------------------------------------------------------------------------
 
     def send(self, message: FromDecode | FromPrefill) -> None:
-        """Queues a frame."""
-        self._queue.append(wire.encode(message))
-        self._wake.set()
+        """Queues a frame, or what of it cannot be written at once when nothing is queued."""
+        frame = wire.encode(message)
+        if self._is_idle and not self._queue:
+            with contextlib.suppress(OSError):  # the writer will meet it too
+                frame = frame[self.socket.send(frame) :]
+        if frame:
+            self._queue.append(frame)
+            self._wake.set()
 
     def send_pages(self, answer: Answer) -> None:
         """Queues the answer to a read. Raises ProtocolError when too many wait already."""
@@ -129,7 +135,9 @@ class Connection:
                         await (self.write(entry) if isinstance(entry, bytes) else entry())
                 if not self._finishing:
                     self._wake.clear()
+                    self._is_idle = True
                     await self._wake.wait()
+                    self._is_idle = False
         except (OSError, TimeoutError, ProtocolError):
             self._queue.clear()
         self.shut()

@@ -1,20 +1,22 @@
 """The decode side of transfers: fetches the pages of legs whose prompts other workers compute.
 
-What is asked and when is decided in `receiving.py`. Pages of pools in host memory are filled in place, others come
-into staging memory and are stored through the `PageStore` when the leg has verified them.
+What is asked and when is decided in `receiving.py`. Pages that come over a connection are filled in place where they
+are in host memory; others come into staging memory and are stored through the `PageStore`. Pages of a peer that lends
+its memory are copied out of it, and then the peer is asked what they were worth.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from baleen_worker.transfer import wire
-from baleen_worker.transfer.actions import Action, Close, Connect, Failed, ProtocolError, Send, Serve, Store
+from baleen_worker.transfer.actions import Action, Close, Connect, Failed, ProtocolError, Report, Send, Serve, Store
 from baleen_worker.transfer.handshake import GREETING_S, introduce, reach, unreachable
-from baleen_worker.transfer.messages import Data, Key, Sealed, Stale
+from baleen_worker.transfer.lending import LoanError
+from baleen_worker.transfer.messages import Data, FromPrefill, Key, Read, Sealed, Stale, Took
 from baleen_worker.transfer.receiving import ReceivingLeg
 from baleen_worker.transfer.station import Digests
 from baleen_worker.transfer.wire import StrangerError
@@ -22,6 +24,7 @@ from baleen_worker.transfer.wire import StrangerError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from baleen_worker.transfer.borrowing import Borrower, Loan
     from baleen_worker.transfer.connection import Connection
     from baleen_worker.transfer.orders import Expect, Receive
     from baleen_worker.transfer.station import Station
@@ -29,14 +32,21 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Receiving:
-    """`pages` are reserved for places from `first` on."""
+    """`pages` are reserved for places from `first` on.
+
+    `loan`: the peer's memory, if pages are copied from there; `copies` are under way, `taken` has the digests of those
+    that are done and not judged yet, by first place.
+    """
 
     leg: ReceivingLeg
     expect: Expect
     task: asyncio.Task[None] | None = None
     connection: Connection | None = None
+    loan: Loan | None = None
     first: int = 0
     pages: Sequence[int] = ()
+    copies: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+    taken: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
 
     def places(self, first: int, count: int) -> Sequence[int]:
         """The pages of so many places."""
@@ -46,8 +56,9 @@ class _Receiving:
 class Fetcher:
     """Decode legs by key, and their connections."""
 
-    def __init__(self, station: Station, vocab_size: int) -> None:
+    def __init__(self, station: Station, borrower: Borrower, vocab_size: int) -> None:
         self._station = station
+        self._borrower = borrower
         self._vocab_size = vocab_size
         self._receiving: dict[Key, _Receiving] = {}
 
@@ -93,7 +104,7 @@ class Fetcher:
         leg = receiving.leg
         try:
             reason = await self._talk(key, receiving)
-        except (StrangerError, ProtocolError) as error:
+        except (StrangerError, ProtocolError, LoanError) as error:
             if not leg.over:
                 self._station.complain(receiving.connection, str(error))
                 self._act(key, receiving, leg.rejected(str(error)))
@@ -106,12 +117,15 @@ class Fetcher:
             if receiving.connection is not None:
                 receiving.connection.socket.close()
                 receiving.connection = None
+            receiving.taken.clear()
         if not leg.over:
             self._act(key, receiving, leg.lost(reason, time.monotonic()))
 
     async def _talk(self, key: Key, receiving: _Receiving) -> str:
         """Until the connection or the leg ends; returns why."""
         station, leg = self._station, receiving.leg
+        loan = receiving.loan = await self._borrower.loan(receiving.expect.peer)
+        leg.pages_per_read = station.pages_per_read if loan is None else loan.pages_per_read
         async with asyncio.timeout(GREETING_S):
             connection = receiving.connection = await reach(station, receiving.expect.peer)
             await introduce(station, connection, receiving.expect.peer)
@@ -120,8 +134,13 @@ class Fetcher:
             self._act(key, receiving, leg.connected(time.monotonic()))
             while not leg.over:
                 message = wire.decode_from_prefill(await connection.receive(wire.MAX_FRAME_BYTES))
-                if isinstance(message, Data):
+                if isinstance(message, Data) and loan is None:
                     await self._take_pages(key, receiving, connection, message)
+                elif isinstance(message, Sealed | Stale) and loan is not None:
+                    digests = receiving.taken.pop(message.first, None)
+                    if digests is None:
+                        raise ProtocolError("it answers a read that was not sent")
+                    self._take_verdict(key, receiving, message, message.first, digests)
                 elif not leg.over:
                     self._act(key, receiving, leg.hear(message, time.monotonic()))
         except EOFError:
@@ -143,23 +162,30 @@ class Fetcher:
         if pieces := self._station.pieces_of(receiving.places(data.first, count)):
             digests = Digests(pieces, count)
             await connection.receive_views(pieces, digests.go_on)
-            await self._take_verdict(key, receiving, connection, data.first, digests.of_pages)
+            verdict = wire.decode_from_prefill(await connection.receive(wire.MAX_FRAME_BYTES))
+            self._take_verdict(key, receiving, verdict, data.first, digests.of_pages)
             return
         async with self._station.buffers.take() as buffer:
-            await connection.receive_into(buffer[: data.num_bytes])
-            digests_of = self._station.digests_of(buffer, count)
-            await self._take_verdict(key, receiving, connection, data.first, digests_of, buffer)
+            staged = buffer[: data.num_bytes]
+            await connection.receive_into(staged)
+            verdict = wire.decode_from_prefill(await connection.receive(wire.MAX_FRAME_BYTES))
+            if self._station.device is None or leg.over:
+                self._take_verdict(key, receiving, verdict, data.first, self._station.digests_of(staged, count), staged)
+                return
+            # Pages on a device are stored first: their digest can only be had there.
+            ours = receiving.places(data.first, count)
+            store.write(ours, staged)
+            self._take_verdict(key, receiving, verdict, data.first, self._station.digests(ours))
 
-    async def _take_verdict(
+    def _take_verdict(
         self,
         key: Key,
         receiving: _Receiving,
-        connection: Connection,
+        message: FromPrefill,
         first: int,
         digests: list[int],
         staged: memoryview | None = None,
     ) -> None:
-        message = wire.decode_from_prefill(await connection.receive(wire.MAX_FRAME_BYTES))
         leg, now_s = receiving.leg, time.monotonic()
         if leg.over:
             return
@@ -180,6 +206,8 @@ class Fetcher:
         station = self._station
         for action in actions:
             match action:
+                case Send(Read() as read) if receiving.loan is not None:
+                    self._copy(key, receiving, receiving.loan, read)
                 case Send(message):
                     if receiving.connection is not None:
                         receiving.connection.send(message)
@@ -195,7 +223,45 @@ class Fetcher:
                     raise AssertionError("a decode leg wants to serve")
                 case _:
                     station.counters.num_failed += isinstance(action, Failed)
-                    station.tell(key, action)
+                    self._tell(key, receiving, action)
+
+    def _copy(self, key: Key, receiving: _Receiving, loan: Loan, read: Read) -> None:
+        """Starts to copy pages out of lent memory."""
+        task = self._station.spawn(self._take_lent(key, receiving, loan, read))
+        receiving.copies.add(task)
+        task.add_done_callback(receiving.copies.discard)
+
+    async def _take_lent(self, key: Key, receiving: _Receiving, loan: Loan, read: Read) -> None:
+        connection, leg = receiving.connection, receiving.leg
+        ours = receiving.places(read.first, len(read.pages))
+        try:
+            digests = await loan.fill(read.pages, ours)
+        except LoanError as error:
+            if not leg.over:
+                self._station.complain(connection, str(error))
+                self._act(key, receiving, leg.rejected(str(error)))
+            return
+        except ConnectionError:  # the loan is over, so the peer is gone, and this connection with it
+            digests = []
+        if receiving.connection is connection and connection is not None and not leg.over:
+            if not digests:
+                connection.shut()
+                return
+            receiving.taken[read.first] = digests
+            connection.send(Took(read.first, read.pages, read.generations))
+
+    def _tell(self, key: Key, receiving: _Receiving, report: Report) -> None:
+        """News for the engine: of the end of a leg, once nothing is copied into its pages any more."""
+
+        async def wait() -> None:
+            await asyncio.wait(copies)
+            self._station.tell(key, report)
+
+        copies = {task for task in receiving.copies if task is not asyncio.current_task(self._station.loop)}
+        if copies and receiving.leg.over:
+            self._station.spawn(wait())
+        else:
+            self._station.tell(key, report)
 
     def _drop(self, key: Key, receiving: _Receiving) -> None:
         """Its connection ends now; from here on nothing of it is stored."""

@@ -57,8 +57,20 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
     """In place of `Want`: one page of nobody, to try the way that pages take."""
 
 
+class Lend(msgspec.Struct, frozen=True, array_like=True, tag="lend"):
+    """In place of `Want`: the memory that pages are in, to be read from there. May be asked again."""
+
+
 class Read(msgspec.Struct, frozen=True, array_like=True, tag="read"):
     """Send the pages at places `first`, `first + 1`, …, which were announced under these numbers and generations."""
+
+    first: int
+    pages: list[int]
+    generations: list[int]
+
+
+class Took(msgspec.Struct, frozen=True, array_like=True, tag="took"):
+    """As `Read`, of pages that have been copied out of lent memory: only `Sealed` or `Stale` is asked for."""
 
     first: int
     pages: list[int]
@@ -83,7 +95,8 @@ class Wait(msgspec.Struct, frozen=True, array_like=True, tag="wait"):
 class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
     """Pages that are computed, from place `first` on; an earlier announcement of the same places is void.
 
-    `digests`: XXH3_64 of each page's bytes, all layers, latents and index keys together.
+    `digests`: of each page's bytes, all layers, latents and index keys together: XXH3_64 of pages in host memory,
+    `baleen_kernels.page_digest` of those on a device. Workers whose digests differ have different layout ids.
     """
 
     first: int
@@ -143,11 +156,25 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, tag="sampled"):
     digest: int
 
 
+class Lent(msgspec.Struct, frozen=True, array_like=True, tag="lent"):
+    """Answer to `Lend`. The memory may be read until the connection ends, by way of `backend`, on `host` alone.
+
+    `memory` is that backend's to write and to read; `sample` is the digest that the sink page had a moment ago.
+    """
+
+    backend: str
+    host: str
+    memory: bytes
+    sample: int
+
+
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     """The leg cannot be had; the connection ends."""
 
     reason: str
 
 
-FromDecode = Response | Want | Sample | Read | Ack | Alive
-FromPrefill = Challenge | Welcome | Wait | Chunk | Data | Sealed | Stale | Scores | Final | Released | Sampled | Refused
+FromDecode = Response | Want | Sample | Lend | Read | Took | Ack | Alive
+FromPrefill = (
+    Challenge | Welcome | Wait | Chunk | Data | Sealed | Stale | Scores | Final | Released | Sampled | Lent | Refused
+)

@@ -2,7 +2,8 @@
 
 The decode side connects, is greeted and greets, asks for a sample and stores it in its own sink page, which both sides
 may write at any time because nobody reads it. Connection, key, layout, weights, boot epoch, digest, both workers'
-page copies: what would fail a request fails the trial, with the same words.
+page copies: what would fail a request fails the trial, with the same words. Where pages are read from lent memory, the
+sink page is read once more that way.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ from baleen_worker.cache.pages import SINK_PAGE
 from baleen_worker.transfer import wire
 from baleen_worker.transfer.actions import ProtocolError
 from baleen_worker.transfer.handshake import introduce, reach, unreachable
+from baleen_worker.transfer.lending import LoanError
 from baleen_worker.transfer.messages import Sample, Sampled
 from baleen_worker.transfer.orders import ProbeEnded
 from baleen_worker.transfer.wire import StrangerError
 
 if TYPE_CHECKING:
+    from baleen_worker.transfer.borrowing import Borrower
     from baleen_worker.transfer.connection import Connection
     from baleen_worker.transfer.orders import Probe
     from baleen_worker.transfer.station import Station
 
 
-async def probe(station: Station, order: Probe) -> None:
+async def probe(station: Station, borrower: Borrower, order: Probe) -> None:
     """One trial from the decode side; ends with news, after `progress_s` at the latest."""
     began_s = time.monotonic()
     failure = None
@@ -37,7 +40,8 @@ async def probe(station: Station, order: Probe) -> None:
                 await _take_sample(station, connection)
             finally:
                 connection.socket.close()
-    except (StrangerError, ProtocolError) as error:
+            await borrower.probe(order.peer)
+    except (StrangerError, ProtocolError, LoanError) as error:
         failure = str(error)
     except EOFError:
         failure = "its connection has ended"

@@ -60,7 +60,10 @@ class _Place:
 
 @dataclass(slots=True)
 class _Progress:
-    """What is known of the pages. `missing` are places that are to be read; None before any is reserved."""
+    """What is known of the pages. `missing` are places that are to be read; None before any is reserved.
+
+    `announced` and not asked for yet; those of a read under way are in `reading`.
+    """
 
     announced: dict[int, _Place] = field(default_factory=dict[int, _Place])
     missing: set[int] | None = None
@@ -89,7 +92,7 @@ class ReceivingLeg:
         self._num_pages = num_pages
         self._num_scored = num_scored
         self._vocab_size = vocab_size
-        self._pages_per_read = pages_per_read
+        self.pages_per_read = pages_per_read  # may be changed before each connection
         self._known = _Progress()
         self._scores = TokenLogprobs()
         self._final: Final | None = None
@@ -186,7 +189,8 @@ class ReceivingLeg:
         is_good = [place.generation for place in places] == message.generations and [
             place.digest for place in places
         ] == digests
-        if not is_good:
+        if not is_good:  # they may have been announced anew meanwhile
+            self._known.announced = dict(enumerate(places, message.first)) | self._known.announced
             return self._bad_read("pages come damaged") or self._go_on(now_s)
         assert self._known.missing is not None, "pages are read before any is reserved"
         self._known.missing.difference_update(range(message.first, message.first + len(places)))
@@ -255,7 +259,7 @@ class ReceivingLeg:
             run = self._next_run(known.missing)
             if not run:
                 break
-            places = [known.announced[place] for place in run]
+            places = [known.announced.pop(place) for place in run]
             known.reading[run[0]] = places
             self._sent_s = now_s
             actions.append(Send(Read(run[0], [p.page for p in places], [p.generation for p in places])))
@@ -263,10 +267,11 @@ class ReceivingLeg:
 
     def _next_run(self, missing: set[int]) -> list[int]:
         """The first places in a row that are missing, announced and not under way, as many as one read may have."""
-        known = self._known
-        under_way = {first + i for first, places in known.reading.items() for i in range(len(places))}
-        ready = sorted((missing & known.announced.keys()) - under_way)
-        return [place for offset, place in enumerate(ready[: self._pages_per_read]) if place == ready[0] + offset]
+        open_places = missing & self._known.announced.keys()
+        for first, places in self._known.reading.items():
+            open_places.difference_update(range(first, first + len(places)))
+        ready = sorted(open_places)
+        return [place for offset, place in enumerate(ready[: self.pages_per_read]) if place == ready[0] + offset]
 
     def _bad_read(self, reason: str) -> list[Action]:
         self._num_bad_reads += 1

@@ -30,6 +30,7 @@ from baleen_worker.transfer.messages import (
     Scores,
     Sealed,
     Stale,
+    Took,
     Wait,
 )
 
@@ -42,7 +43,8 @@ class SendingLeg:
 
     def __init__(self, timers: Timers) -> None:
         self._timers = timers
-        self._announced: dict[int, tuple[int, int, int]] = {}  # place: page, generation, digest
+        self._held: dict[int, tuple[int, int]] = {}  # announced places: page, generation
+        self._digests: dict[int, int] = {}  # of the same
         self._scores: list[Scores] = []
         self._final: Final | None = None
         self._attached = False
@@ -54,13 +56,13 @@ class SendingLeg:
 
     def announce(self, chunk: Chunk, now_s: float) -> list[Action]:
         """These pages are computed and held."""
-        entries = zip(chunk.pages, chunk.generations, chunk.digests, strict=True)
-        self._announced |= dict(enumerate(entries, chunk.first))
+        self._held |= dict(enumerate(zip(chunk.pages, chunk.generations, strict=True), chunk.first))
+        self._digests |= dict(enumerate(chunk.digests, chunk.first))
         return self._tell(chunk, now_s)
 
     def withdraw(self) -> list[Action]:
         """The pages announced so far are not held any more; they are computed again."""
-        self._announced.clear()
+        self._held.clear()
         return []
 
     def score(self, scores: Scores, now_s: float) -> list[Action]:
@@ -77,7 +79,7 @@ class SendingLeg:
     def cancel(self, reason: str) -> list[Action]:
         """The leg is over on this side; its pages may change at once."""
         self._over = True
-        self._announced.clear()
+        self._held.clear()
         return [Send(Refused(reason)), Close()] if self._attached else []
 
     # --- what the peer does
@@ -87,11 +89,11 @@ class SendingLeg:
         self._attached = True
         self._heard_s = self._sent_s = now_s
         told: list[Action] = []
-        places = sorted(self._announced)
+        places = sorted(self._held)
         while places:
             run = [place for offset, place in enumerate(places) if place == places[0] + offset]
-            pages, generations, digests = zip(*(self._announced[place] for place in run), strict=True)
-            told.append(Send(Chunk(run[0], list(pages), list(generations), list(digests))))
+            pages, generations = zip(*(self._held[place] for place in run), strict=True)
+            told.append(Send(Chunk(run[0], [*pages], [*generations], [self._digests[place] for place in run])))
             places = places[len(run) :]
         told += [Send(scores) for scores in self._scores]
         if self._final is not None:
@@ -108,6 +110,8 @@ class SendingLeg:
         match message:
             case Read():
                 return [Serve(message)] if self.holds(message) else [Send(Stale(message.first, len(message.pages)))]
+            case Took(first, pages, generations):
+                return [Serve(Read(first, pages, generations), taken=True)]
             case Ack():
                 if self._final is None:
                     raise ProtocolError("it acknowledges what was not sent")
@@ -129,10 +133,8 @@ class SendingLeg:
         """Whether these pages are announced under these generations. Raises ProtocolError for lists of two lengths."""
         if len(read.pages) != len(read.generations) or not read.pages:
             raise ProtocolError("it reads pages without numbers or generations")
-        named = zip(read.pages, read.generations, strict=True)
-        return all(
-            self._announced.get(place, (-1, -1, -1))[:2] == entry for place, entry in enumerate(named, read.first)
-        )
+        held = map(self._held.get, range(read.first, read.first + len(read.pages)))
+        return [*held] == [*zip(read.pages, read.generations, strict=True)]
 
     def tick(self, now_s: float) -> list[Action]:
         """Time has passed."""

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 
 from baleen_worker.transfer import wire
 from baleen_worker.transfer.actions import Action, Close, Connect, HandedOver, ProtocolError, Send, Serve, Store
+from baleen_worker.transfer.borrowing import lend
 from baleen_worker.transfer.connection import Connection
 from baleen_worker.transfer.handshake import GREETING_S, greet
 from baleen_worker.transfer.messages import (
     Chunk,
     Data,
     Key,
+    Lend,
     Read,
     Refused,
     Released,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
+    from baleen_worker.transfer.lending import Reading
     from baleen_worker.transfer.station import Station
 
 _MAX_CONNECTIONS = 2048
@@ -56,9 +59,10 @@ class _Sending:
 class Server:
     """Prefill legs by key, and the connections of their peers."""
 
-    def __init__(self, station: Station, generation: Callable[[int], int]) -> None:
+    def __init__(self, station: Station, generation: Callable[[int], int], reading: Reading) -> None:
         """`generation` says how often a page was granted."""
         self._station = station
+        self._reading = reading
         self._generation = generation
         self._sending: dict[Key, _Sending] = {}
         self._handed_over: OrderedDict[Key, None] = OrderedDict()
@@ -141,6 +145,8 @@ class Server:
                     await self._serve_leg((request_id, attempt), connection)
                 case Sample():
                     await serve_sample(self._station, connection)
+                case Lend():
+                    await lend(self._station, self._reading, connection)
                 case _:
                     raise ProtocolError("it does not say what it wants")
         except (StrangerError, ProtocolError, ConnectionAbortedError) as error:
@@ -194,8 +200,10 @@ class Server:
                 case Send(message):
                     if connection is not None:
                         connection.send(message)
-                case Serve(read):
-                    if connection is not None:
+                case Serve(read, taken):
+                    if connection is not None and taken:
+                        connection.send(self._judge(sending.leg, read))
+                    elif connection is not None:
                         self._serve_read(sending.leg, read, connection)
                 case Close():
                     if connection is not None:
@@ -227,10 +235,16 @@ class Server:
                 return
             await connection.write(wire.encode(Data(read.first, num_bytes)))
             await station.write_pages(read.pages, connection)
-            generations = [self._generation(page) for page in read.pages]
-            verdict = leg.copied(read, generations, time.monotonic())
-            station.counters.num_stale_reads += isinstance(verdict, Stale)
-            station.counters.num_pages_sent += len(read.pages) * isinstance(verdict, Sealed)
-            await connection.write(wire.encode(verdict))
+            await connection.write(wire.encode(self._judge(leg, read)))
 
         connection.send_pages(answer)
+
+    def _judge(self, leg: SendingLeg, read: Read) -> Sealed | Stale:
+        """What pages are worth that have just been copied out."""
+        counters = self._station.counters
+        # What is not announced may have no generation either.
+        generations = [self._generation(page) for page in read.pages] if leg.holds(read) else []
+        verdict = leg.copied(read, generations, time.monotonic())
+        counters.num_stale_reads += isinstance(verdict, Stale)
+        counters.num_pages_sent += len(read.pages) * isinstance(verdict, Sealed)
+        return verdict

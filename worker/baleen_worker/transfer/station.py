@@ -82,6 +82,8 @@ class Station:
         self.identity = identity
         self.timers = timers
         self.counters = Counters()
+        # Of pages on a device; None where hashing their bytes on the host is what there is.
+        self.device = store.device
         self.pages_per_read = max(_READ_BYTES // store.page_bytes, 1)
         self.buffers = Buffers(self.pages_per_read * store.page_bytes)
         self.loop = asyncio.new_event_loop()
@@ -152,12 +154,20 @@ class Station:
             self._complaints.add(reason)
             logger.warning("a peer at %s is dropped: %s", "?" if connection is None else connection.name, reason)
 
+    def remark(self, sentence: str) -> None:
+        """Logs each sentence once."""
+        if sentence not in self._complaints and len(self._complaints) < _MAX_COMPLAINTS:
+            self._complaints.add(sentence)
+            logger.info(sentence)
+
     def pieces_of(self, pages: Sequence[int]) -> list[memoryview]:
         """The bytes of pages in order, where they are; none where that is not in host memory."""
         return [piece for page in pages for piece in self.store.views(page)]
 
     def digests(self, pages: Sequence[int]) -> list[int]:
-        """XXH3_64 of each page's bytes."""
+        """Of each page's bytes, as they are announced. Also called from the thread that copies."""
+        if self.device is not None:
+            return self.device.digests(pages)
         if pieces := self.pieces_of(pages):
             digests = Digests(pieces, len(pages))
             digests.go_on(len(pieces))
@@ -170,7 +180,7 @@ class Station:
         return of_pages
 
     def digests_of(self, buffer: memoryview, count: int) -> list[int]:
-        """The same of the first pages in a buffer."""
+        """XXH3_64 of the first pages in a buffer."""
         size = self.store.page_bytes
         return [xxh3_64_intdigest(buffer[at * size : (at + 1) * size]) for at in range(count)]
 

@@ -1,8 +1,10 @@
 """Transfers over TCP: all legs of one rank, in a thread with an event loop of its own, one connection a leg.
 
-The engine gives orders and takes news without waiting. `station.py` owns the thread and what both sides share,
+Where both workers can, pages are read from lent memory (`lending.py`), and the connection carries only words. The
+engine gives orders and takes news without waiting. `station.py` owns the thread and what both sides share,
 `serving.py` the legs whose prompts are computed here, `fetching.py` those whose prompts are computed elsewhere,
-`probing.py` the trials of a way to another worker; who may speak is `handshake.py`'s business.
+`borrowing.py` the memory that is lent, `probing.py` the trials of a way to another worker; who may speak is
+`handshake.py`'s business.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from baleen_worker.transfer.borrowing import Borrower
 from baleen_worker.transfer.connection import bind
 from baleen_worker.transfer.fetching import Fetcher
+from baleen_worker.transfer.lending import Reading
 from baleen_worker.transfer.orders import Cancel, Expect, Open, Order, Probe, Receive
 from baleen_worker.transfer.probing import probe
 from baleen_worker.transfer.serving import Server
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from baleen_worker.transfer.wire import Identity
 
 _TICK_S = 0.2
+OVER_TCP = Reading()
 
 
 class TcpTransfer:
@@ -45,6 +50,7 @@ class TcpTransfer:
         vocab_size: int,
         listen: tuple[str, int] | None,
         inbox: Sequence[int] = (),
+        reading: Reading = OVER_TCP,
     ) -> None:
         """`generation` says how often a page was granted; asked from this thread. `wait` looks at files of `inbox` too.
 
@@ -52,8 +58,9 @@ class TcpTransfer:
         """
         listener, self.address = (None, None) if listen is None else bind(*listen)
         self._station = station = Station(store, identity, timers, inbox)
-        self._server = Server(station, generation)
-        self._fetcher = Fetcher(station, vocab_size)
+        self._borrower = Borrower(station, reading)
+        self._server = Server(station, generation, reading)
+        self._fetcher = Fetcher(station, self._borrower, vocab_size)
         station.spawn(self._keep_time())
         if listener is not None:
             station.spawn(self._server.listen(listener))
@@ -95,6 +102,7 @@ class TcpTransfer:
     def close(self) -> None:
         """Ends the thread and all connections."""
         self._station.close()
+        self._borrower.close()
 
     # --- the loop's side --------------------------------------------------------------------------------------------
 
@@ -112,7 +120,7 @@ class TcpTransfer:
                 case Open(key):
                     self._server.open(key)
                 case Probe():
-                    self._station.spawn(probe(self._station, order))
+                    self._station.spawn(probe(self._station, self._borrower, order))
                 case _:
                     self._server.offer(order, now_s)
 

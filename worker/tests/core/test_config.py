@@ -11,6 +11,7 @@ from baleen_worker.command_line import parse
 from baleen_worker.config import ConfigError, DisaggregationConfig, HostCacheConfig
 from baleen_worker.keys import read_key
 from baleen_worker.launch_flags import LAUNCH_FLAGS
+from baleen_worker.transfer.lending import Backend
 
 WORKER = Path(__file__).resolve().parents[2]
 
@@ -131,6 +132,16 @@ def test_a_worker_of_one_half(tmp_path: Path) -> None:
     decode = parse([str(tmp_path), "--disaggregation-mode", "decode"]).worker.disaggregation
     assert decode == DisaggregationConfig(prefills=False)
     assert "0.0.0.0" in refusal(str(tmp_path), "--disaggregation-mode", "prefill", "--host", "0.0.0.0")
+
+
+def test_pages_travel_as_the_operator_says(tmp_path: Path) -> None:
+    half = [str(tmp_path), "--disaggregation-mode", "decode", "--disaggregation-transfer-backend"]
+    for name in ("tcp", "cuda_ipc", "auto"):
+        config = parse([*half, name]).worker.disaggregation
+        assert config is not None
+        assert config.backend is Backend(name)
+    for elsewhere in (["--device", "cpu"], ["--runner", "fake"]):
+        assert "cuda_ipc moves pages between GPUs" in refusal(*half, "cuda_ipc", *elsewhere)
 
 
 def test_pages_are_served_beyond_this_host_to_those_who_know_a_secret_alone(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from baleen_worker.transfer.actions import Arrived, Begun, Failed, ProtocolError
 from baleen_worker.transfer.messages import Chunk, Data, Final, FromPrefill, Read, Response, Sealed, Stale, Want
 from baleen_worker.transfer.orders import Cancel, Expect, Finish, Offer, Open, Peer, Receive, Withdraw
 from baleen_worker.transfer.receiving import WINDOW, ReceivingLeg
-from test_transfer_tcp import DECODE, EPOCH, PAGE_BYTES, PREFILL, End, Forger, new_key, offer
+from test_transfer_tcp import DECODE, EPOCH, PAGE_BYTES, PREFILL, End, Forger, How, new_key, offer
 from xxhash import xxh3_64_intdigest
 
 PAGE = bytes(range(250)) * 4
@@ -88,22 +88,22 @@ class Impostor:
         return data
 
 
-@pytest.fixture(params=[True, False], ids=["in place", "staged"])
-def in_place(request: pytest.FixtureRequest) -> bool:
+@pytest.fixture(params=["in place", "staged"])
+def how(request: pytest.FixtureRequest) -> How:
     """Whether pages go between sockets and pools without a copy in between."""
     return request.param
 
 
 @pytest.fixture
-def decode(in_place: bool) -> Iterator[End]:
-    end = End(DECODE, listens=False, in_place=in_place, timers=Timers(20.0, 20.0))
+def decode(how: How) -> Iterator[End]:
+    end = End(DECODE, listens=False, how=how, timers=Timers(20.0, 20.0))
     yield end
     end.transfer.close()
 
 
 @pytest.fixture
-def prefill(in_place: bool) -> Iterator[End]:
-    end = End(PREFILL, listens=True, in_place=in_place, timers=Timers(20.0, 20.0))
+def prefill(how: How) -> Iterator[End]:
+    end = End(PREFILL, listens=True, how=how, timers=Timers(20.0, 20.0))
     yield end
     end.transfer.close()
 

@@ -11,7 +11,7 @@ from transfer_mutations import MUTATIONS
 
 def run_suites(mutation: str | None) -> subprocess.CompletedProcess[str]:
     """The tests under that mutation; a test that waits in vain is red after 5 s."""
-    suites = ("core/test_transfer_hostile.py", "core/test_transfer_tcp.py")
+    suites = ("core/test_transfer_lent.py", "core/test_transfer_hostile.py", "core/test_transfer_tcp.py")
     options = ("--timeout", "5", "-k", "not never and not nobody")
     return mutated.run_tests("transfer_mutations", mutation, suites, *options)
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from transfer_world import Checks, World
 
 NUM_SEEDS = int(os.environ.get("BALEEN_SIMULATION_SEEDS", "1000"))
-ALL = Checks()
+ALL, LENT = Checks(), Checks(lent=True)
 
 
 def run(seed: int, checks: Checks = ALL) -> Counter[str]:
@@ -24,8 +25,9 @@ def run(seed: int, checks: Checks = ALL) -> Counter[str]:
     return world.seen
 
 
-def test_all_seeds() -> None:
-    seen = sum((run(seed) for seed in range(NUM_SEEDS)), Counter[str]())
+@pytest.mark.parametrize("checks", [ALL, LENT])
+def test_all_seeds(checks: Checks) -> None:
+    seen = sum((run(seed, checks) for seed in range(NUM_SEEDS)), Counter[str]())
     wanted = {
         *("decode arrived", "decode failed", "decode stopped", "decode restarted"),
         *("prefill handed over", "prefill aborted", "prefill lease ended", "prefill restarted"),
@@ -39,8 +41,10 @@ def test_a_seed_gives_one_course_of_events() -> None:
     assert run(3) == run(3)
 
 
+@pytest.mark.parametrize("lent", [False, True])
 @pytest.mark.parametrize("checks", [Checks(digests=False), Checks(digests=False, generations=False)])
-def test_without_checks_something_foreign_is_accepted(checks: Checks) -> None:
+def test_without_checks_something_foreign_is_accepted(checks: Checks, lent: bool) -> None:
     """Else the world could not tell."""
+    checks = replace(checks, lent=lent)
     with pytest.raises(AssertionError, match="foreign"):
         _ = [run(seed, checks) for seed in range(NUM_SEEDS)]

@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from baleen_worker.step import DevicePages, Region
 from baleen_worker.transfer import wire
 from baleen_worker.transfer.actions import Arrived, Begun, Failed, HandedOver, LeaseEnded, Report, Stopped, Timers
+from baleen_worker.transfer.lending import Backend, Reading
 from baleen_worker.transfer.messages import (
     Ack,
     Challenge,
@@ -29,6 +31,7 @@ from baleen_worker.transfer.messages import (
 from baleen_worker.transfer.orders import Cancel, Expect, Finish, LegNews, Offer, Open, Peer, Probe, ProbeEnded, Receive
 from baleen_worker.transfer.tcp import TcpTransfer
 from baleen_worker.transfer.wire import Identity, StrangerError
+from lent_pages import SharedPages
 from xxhash import xxh3_64_intdigest
 
 PAGE_BYTES = 1000
@@ -39,15 +42,25 @@ PREFILL = Identity(LAYOUT, EPOCH, SECRET)
 DECODE = Identity(LAYOUT, 78, SECRET)
 
 
+How = Literal["in place", "staged", "lent"]
+
+
 class Bytes:
     """Pages in memory."""
 
     page_bytes = PAGE_BYTES
+    num_pages = 64
+    regions: Sequence[Region] = ()
+    device: DevicePages | None = None
 
     def __init__(self, *, in_place: bool) -> None:
         self.pages = [bytearray([number]) * PAGE_BYTES for number in range(64)]
         self.generations = [1] * 64
         self.in_place = in_place
+
+    def spoil(self, page: int, data: bytes) -> None:
+        """Somebody writes the page."""
+        self.pages[page][:] = data
 
     def views(self, page: int) -> list[memoryview]:
         whole = memoryview(self.pages[page])
@@ -69,10 +82,14 @@ class End:
         identity: Identity,
         *,
         listens: bool,
-        in_place: bool,
+        how: How = "staged",
         timers: Timers = Timers(2.0, 3.0),  # noqa: B008
+        backend: Backend = Backend.CUDA_IPC,
+        reading: Reading | None = None,
     ) -> None:
-        self.store = Bytes(in_place=in_place)
+        self.store = SharedPages() if how == "lent" else Bytes(in_place=how == "in place")
+        lends = isinstance(self.store, SharedPages)
+        self.reading = reading or (Reading(backend, self.store) if lends else Reading())
         self.transfer = TcpTransfer(
             self.store,
             self.store.generations.__getitem__,
@@ -80,6 +97,7 @@ class End:
             timers,
             vocab_size=100,
             listen=("127.0.0.1", 0) if listens else None,
+            reading=self.reading,
         )
         self.told: dict[Key, list[Report]] = {}
         self.tried: dict[int, ProbeEnded] = {}
@@ -104,28 +122,34 @@ class End:
         self.wait(lambda: ticket in self.tried)
         return self.tried[ticket].failure
 
+    def close(self) -> None:
+        self.transfer.close()
+        if isinstance(self.store, SharedPages):
+            assert self.store.num_borrowed == 0, "memory is still mapped"
+            self.store.close()
+
     def wait_for(self, key: Key, kind: type[Report]) -> None:
         self.wait(lambda: any(isinstance(report, kind) for report in self.told.get(key, [])))
 
 
-@pytest.fixture(params=[True, False], ids=["in place", "staged"])
-def in_place(request: pytest.FixtureRequest) -> bool:
-    """Whether pages go between sockets and pools without a copy in between."""
+@pytest.fixture(params=["in place", "staged", "lent"])
+def how(request: pytest.FixtureRequest) -> How:
+    """Pages go between sockets and pools without a copy in between, or with one, or are read from lent memory."""
     return request.param
 
 
 @pytest.fixture
-def prefill(in_place: bool) -> Iterator[End]:
-    end = End(PREFILL, listens=True, in_place=in_place)
+def prefill(how: How) -> Iterator[End]:
+    end = End(PREFILL, listens=True, how=how)
     yield end
-    end.transfer.close()
+    end.close()
 
 
 @pytest.fixture
-def decode(in_place: bool) -> Iterator[End]:
-    end = End(DECODE, listens=False, in_place=in_place)
+def decode(how: How) -> Iterator[End]:
+    end = End(DECODE, listens=False, how=how)
     yield end
-    end.transfer.close()
+    end.close()
 
 
 _numbers = itertools.count()
@@ -261,7 +285,7 @@ def test_who_does_not_know_the_secret_learns_nothing_and_teaches_nothing(prefill
     forger = Forger(prefill, replace(DECODE, secret=b"another secret, guessed"))
     forger.respond()
     assert forger.is_dropped()
-    stranger = End(replace(DECODE, secret=b""), listens=False, in_place=False)
+    stranger = End(replace(DECODE, secret=b""), listens=False)
     key = new_key()
     offer(prefill, key, [1, 2])
     expect(prefill, stranger, key, 2)
@@ -375,19 +399,19 @@ def test_a_page_that_changes_hands_is_noticed_and_read_again(prefill: End, decod
     decode.wait_for(key, Arrived)
 
 
-def test_a_page_that_changes_unseen_is_not_stored(prefill: End, decode: End) -> None:
+def test_a_page_that_changes_unseen_is_not_stored(how: How, prefill: End, decode: End) -> None:
     """As if bytes were damaged on the way: the digest tells, again and again, until the leg fails."""
     key = new_key()
     offer(prefill, key, [1, 2])
     expect(prefill, decode, key, 2)
     decode.wait_for(key, Begun)
     before = bytes(decode.store.pages[41])
-    prefill.store.pages[2][:] = os.urandom(PAGE_BYTES)
+    prefill.store.spoil(2, os.urandom(PAGE_BYTES))
     decode.transfer.give([Receive(key, 0, [40, 41])])
     decode.wait_for(key, Failed)
     assert decode.transfer.counters.num_damaged_reads > 1
     assert decode.transfer.counters.num_pages_received == 0
-    assert decode.store.in_place or decode.store.pages[41] == before
+    assert how != "staged" or decode.store.pages[41] == before
     hand_over(prefill, decode)
 
 
@@ -405,7 +429,7 @@ def test_an_abort_says_when_nothing_is_stored_any_more(prefill: End, decode: End
 
 def test_a_trial_moves_a_page_that_is_nobodys(prefill: End, decode: End) -> None:
     assert prefill.transfer.address is not None
-    prefill.store.pages[0][:] = os.urandom(PAGE_BYTES)
+    prefill.store.spoil(0, os.urandom(PAGE_BYTES))
     others = [bytes(page) for page in decode.store.pages[1:]]
     assert decode.probe(prefill.transfer.address) is None
     assert decode.store.pages == [prefill.store.pages[0], *others]

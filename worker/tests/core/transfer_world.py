@@ -39,6 +39,7 @@ from baleen_worker.transfer.messages import (
     Released,
     Sealed,
     Stale,
+    Took,
     Want,
 )
 from baleen_worker.transfer.receiving import ReceivingLeg
@@ -52,10 +53,11 @@ _FOREIGN = -1
 
 @dataclass(frozen=True)
 class Checks:
-    """What the world may leave out, to show that it is needed."""
+    """What the world may leave out, to show that it is needed. `lent`: pages are copied out of lent memory."""
 
     digests: bool = True
     generations: bool = True
+    lent: bool = False
 
 
 @dataclass(eq=False)
@@ -84,6 +86,9 @@ class DecodeSide:
     num_pending: int = 0
     end: str | None = None
     is_gone: bool = False
+    taken: dict[int, tuple[list[Content], list[int]]] = field(
+        default_factory=dict[int, tuple[list[Content], list[int]]]
+    )
 
 
 class World:
@@ -222,6 +227,8 @@ class World:
             match action:
                 case Send(message):
                     self._send_to_decode(key, side.link, message)
+                case Serve(read, taken) if taken:
+                    self._send_to_decode(key, side.link, self._judge(side, read))
                 case Serve(read):
                     link = side.link
                     self._later(
@@ -240,18 +247,24 @@ class World:
 
     def _copy(self, key: Key, side: PrefillSide, link: Link | None, read: Read) -> None:
         """Between the copy and the look at the generations, pages may change hands."""
-        digests = [hash(self.contents[page]) for page in read.pages]
+        copied, digests = self._read(read)
+        self._send_to_decode(key, link, self._judge(side, read), copied, digests)
+
+    def _read(self, read: Read) -> tuple[list[Content], list[int]]:
+        """What is in the pages now, and digests of what came of it."""
         copied = [self.contents[page] for page in read.pages]
         if self.random.random() < 0.05:
             self.seen["damaged"] += 1
             copied[0] = (_FOREIGN, 99)
-            digests[0] = hash(copied[0])
+        return copied, [hash(content) for content in copied]
+
+    def _judge(self, side: PrefillSide, read: Read) -> Sealed | Stale:
         after = [self.generations[page] for page in read.pages] if self.checks.generations else read.generations
         answer = side.leg.copied(read, after, self.now_s)
         if not self.checks.generations:
             answer = Sealed(read.first, read.generations)
         self.seen["stale"] += isinstance(answer, Stale)
-        self._send_to_decode(key, link, answer, copied, digests)
+        return answer
 
     # --- the decode worker ------------------------------------------------------------------------------------------
 
@@ -286,6 +299,11 @@ class World:
     ) -> None:
         for action in actions:
             match action:
+                case Send(Read() as read) if self.checks.lent:
+                    link = side.link
+                    self._later(
+                        self.random.uniform(0, 1.0), lambda read=read, link=link: self._take(key, side, link, read)
+                    )
                 case Send(message):
                     self._send_to_prefill(key, side.link, message)
                 case Connect(delay_s):
@@ -306,6 +324,12 @@ class World:
                     self._end_decode(side, "stopped")
                 case _:
                     raise AssertionError(f"a decode leg wants {action}")
+
+    def _take(self, key: Key, side: DecodeSide, link: Link | None, read: Read) -> None:
+        """Copies pages out of the prefill worker's memory, whoever they are now, and asks what they are worth."""
+        if side.link is link and not side.leg.over and side.epoch == self.epoch:
+            side.taken[read.first] = self._read(read)
+            self._send_to_prefill(key, link, Took(read.first, read.pages, read.generations))
 
     def _end_decode(self, side: DecodeSide, how: str) -> None:
         assert side.end is None, "a decode leg ends twice"
@@ -379,6 +403,8 @@ class World:
         side = self.decode.get(key)
         if side is None or side.leg.over or side.link is not link or not link.is_open:
             return
+        if self.checks.lent and isinstance(message, Sealed | Stale):
+            copied, digests = side.taken.pop(message.first)
         try:
             if isinstance(message, Sealed):
                 if not self.checks.digests:
@@ -411,5 +437,6 @@ class World:
                 self._later(0.0, lambda key=key, side=side: self._lose(key, side))
 
     def _lose(self, key: Key, side: DecodeSide) -> None:
+        side.taken.clear()
         if not side.leg.over and not side.is_gone:
             self._act_decode(key, side, side.leg.lost("its connection has ended", self.now_s))

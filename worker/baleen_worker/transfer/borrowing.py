@@ -1,0 +1,182 @@
+"""Memory of prefill workers that this rank has borrowed: one connection and one mapping for each, shared by all legs.
+
+Whoever lends keeps the connection open for as long as it lives: its end is the end of the mapping, so that the memory
+of a worker that is gone goes back to the device. A thread beside the loop's waits for copies, which are done in the
+order in which they were started; it maps and unmaps in between, so nothing is unmapped under a copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from baleen_worker.cache.pages import SINK_PAGE
+from baleen_worker.transfer import wire
+from baleen_worker.transfer.actions import ProtocolError
+from baleen_worker.transfer.handshake import introduce, reach
+from baleen_worker.transfer.lending import Backend, LoanError, Reading, host_name
+from baleen_worker.transfer.messages import Lend, Lent, Refused
+from baleen_worker.transfer.wire import StrangerError
+
+if TYPE_CHECKING:
+    from baleen_worker.transfer.connection import Connection
+    from baleen_worker.transfer.lending import Borrowed
+    from baleen_worker.transfer.orders import Peer
+    from baleen_worker.transfer.station import Station
+
+# Bytes that one read from lent memory asks for, unless a page is larger: few launches, many bytes in flight.
+_COPY_BYTES = 1 << 30
+_MAX_SAMPLES = 5
+_MAX_REFUSALS = 256
+
+
+class Loan:
+    """One peer's memory, while its connection lasts."""
+
+    def __init__(self, station: Station, waiter: ThreadPoolExecutor, borrowed: Borrowed) -> None:
+        assert station.device is not None, "memory is borrowed for pages in host memory"
+        self.pages_per_read = max(min(_COPY_BYTES // station.store.page_bytes, station.device.max_pages), 1)
+        self._station = station
+        self._waiter = waiter
+        self._borrowed = borrowed
+        self._is_over = False
+
+    async def fill(self, theirs: Sequence[int], ours: Sequence[int]) -> list[int]:
+        """Digests of own pages once they are filled. Raises LoanError, and ConnectionError once the loan is over."""
+        if not 0 <= min(theirs) <= max(theirs) < self._borrowed.num_pages:
+            raise LoanError("it announces pages that its memory does not have")
+        if self._is_over:
+            raise ConnectionResetError("the loan is over")
+        try:
+            wait = self._borrowed.fill(theirs, ours)
+            return await self._station.loop.run_in_executor(self._waiter, wait)
+        except RuntimeError as error:  # of the device
+            raise LoanError(f"its memory cannot be read: {error}") from None
+
+    def end(self) -> None:
+        """Nothing is copied any more, but what is under way."""
+        self._is_over = True
+        self._waiter.submit(self._borrowed.close)
+
+
+class Borrower:
+    """Loans by peer."""
+
+    def __init__(self, station: Station, reading: Reading) -> None:
+        self._station = station
+        self._reading = reading
+        self._loans: dict[Peer, asyncio.Future[Loan]] = {}
+        self._refusals: set[Peer] = set()  # whose pages come over TCP instead
+        self._waiter = ThreadPoolExecutor(1, "transfer-copies")
+
+    async def loan(self, peer: Peer) -> Loan | None:
+        """The peer's memory; None where its pages come over connections.
+
+        Raises LoanError, StrangerError, ProtocolError, OSError, EOFError, TimeoutError.
+        """
+        if self._reading.lender is None:
+            return None
+        if peer in self._refusals:
+            return None
+        if peer not in self._loans:
+            self._loans[peer] = self._station.loop.create_future()
+            self._station.spawn(self._keep(peer, self._loans[peer]))
+        try:
+            # Not the future itself: whoever is cancelled while waiting must not cancel it for others.
+            return await asyncio.shield(self._loans[peer])
+        except LoanError as error:
+            if self._reading.backend is not Backend.AUTO:
+                raise
+            if len(self._refusals) >= _MAX_REFUSALS:
+                self._refusals.clear()
+            self._refusals.add(peer)
+            self._station.remark(f"pages of the worker at {peer.address} come over TCP: {error}")
+            return None
+
+    async def probe(self, peer: Peer) -> None:
+        """Fills the sink page from a peer's, as often as that takes while both write there. Raises like `loan`."""
+        loan = await self.loan(peer)
+        if loan is None:
+            return
+        connection = await reach(self._station, peer)
+        try:
+            await introduce(self._station, connection, peer)
+            for _ in range(_MAX_SAMPLES):
+                lent = await _ask(connection)
+                if await loan.fill([SINK_PAGE], [SINK_PAGE]) == [lent.sample]:
+                    return
+            raise ProtocolError("pages come damaged")
+        finally:
+            connection.socket.close()
+
+    def close(self) -> None:
+        """After the loop's tasks have ended."""
+        self._waiter.shutdown()
+
+    async def _keep(self, peer: Peer, told: asyncio.Future[Loan]) -> None:
+        """One loan, from its asking to its end."""
+        loan = connection = None
+        try:
+            async with asyncio.timeout(self._station.timers.progress_s):
+                connection = await reach(self._station, peer)
+                await introduce(self._station, connection, peer)
+                lent = await _ask(connection)
+            loan = await self._borrow(lent)
+            told.set_result(loan)
+            await connection.receive(wire.MAX_GREETING_BYTES)
+            self._station.complain(connection, "it speaks where it lends")
+        except (LoanError, StrangerError, ProtocolError, OSError, EOFError, TimeoutError) as error:
+            if not told.done():
+                told.set_exception(error)
+                told.exception()  # nobody may be left who waits for it
+        finally:
+            if self._loans.get(peer) is told:
+                del self._loans[peer]
+            if loan is not None:
+                loan.end()
+            if connection is not None:
+                connection.socket.close()
+
+    async def _borrow(self, lent: Lent) -> Loan:
+        lender = self._reading.lender
+        assert lender is not None, "nothing can be borrowed without a lender"
+        if lent.backend != lender.kind.value:
+            raise LoanError(f"it lends its memory by {lent.backend}, not {lender.kind.value}")
+        if lent.host != host_name():
+            raise LoanError("it runs on another host, whose memory cannot be mapped here")
+        borrowed = await self._station.loop.run_in_executor(self._waiter, lender.borrow, lent.memory)
+        return Loan(self._station, self._waiter, borrowed)
+
+
+async def _ask(connection: Connection) -> Lent:
+    await connection.write(wire.encode(Lend()))
+    try:
+        heard = wire.decode_from_prefill(await connection.receive(wire.MAX_FRAME_BYTES))
+    except EOFError:
+        raise LoanError("it lends nothing") from None
+    if isinstance(heard, Refused):
+        raise LoanError(heard.reason)
+    if not isinstance(heard, Lent):
+        raise ProtocolError("it does not answer with its memory")
+    return heard
+
+
+async def lend(station: Station, reading: Reading, connection: Connection) -> None:
+    """The prefill side, to a peer that has asked: the memory, each time it asks, until it is gone.
+
+    Raises EOFError then, ProtocolError, OSError, StrangerError.
+    """
+    while True:
+        if reading.lender is None:
+            await connection.write(wire.encode(Refused(_REFUSAL)))
+        else:
+            [sample] = station.digests([SINK_PAGE])
+            lent = Lent(reading.lender.kind.value, host_name(), reading.lender.lend(), sample)
+            await connection.write(wire.encode(lent))
+        if not isinstance(wire.decode_from_decode(await connection.receive(wire.MAX_GREETING_BYTES)), Lend):
+            raise ProtocolError("it speaks where it borrows")
+
+
+_REFUSAL = "it does not lend its memory: start it with --disaggregation-transfer-backend cuda_ipc or auto"

@@ -1,0 +1,83 @@
+"""Ways for a decode worker to read a prefill worker's pages where they are, without the latter's doing.
+
+The prefill side lends its memory once to a peer that it has greeted; the decode side borrows it, copies pages out of it
+into its own, and then asks what they were worth (`Took`). Who may and when is not decided here. Owns no memory and no
+thread; `cuda_ipc.py` is one way, tests have another.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+from baleen_worker.step import Region
+
+
+class Backend(enum.Enum):
+    """How pages travel. `AUTO`: read from lent memory where that is possible, else over the connection."""
+
+    TCP = "tcp"
+    CUDA_IPC = "cuda_ipc"
+    AUTO = "auto"
+
+
+class LoanError(Exception):
+    """Memory cannot be lent, or that of a peer cannot be read; the message says why."""
+
+
+class Borrowed(Protocol):
+    """Memory of one peer, readable from here. Valid until `close`, whatever becomes of the peer."""
+
+    num_pages: int
+
+    def fill(self, theirs: Sequence[int], ours: Sequence[int]) -> Callable[[], list[int]]:
+        """Starts to fill own pages; returns what waits for the last byte and then has their digests. Pages exist.
+
+        Fills are done in the order in which they were started. Raises LoanError, and so does what it returns.
+        """
+        ...
+
+    def close(self) -> None:
+        """No page is read any more."""
+        ...
+
+
+class Lender(Protocol):
+    """One rank's memory, and how it reads that of others."""
+
+    kind: Backend
+
+    def lend(self) -> bytes:
+        """What a peer needs in order to borrow; the same for every peer. Raises LoanError."""
+        ...
+
+    def borrow(self, lent: bytes) -> Borrowed:
+        """The other end of `lend`. Raises LoanError for what is not laid out like own pages or cannot be reached."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a rank's pages are read: `lender` is there unless the backend is TCP, and not always then for AUTO."""
+
+    backend: Backend = Backend.TCP
+    lender: Lender | None = None
+
+
+def check_regions(own: Sequence[Region], theirs: Sequence[Region]) -> None:
+    """Whether pages of one are pages of the other. Raises LoanError."""
+    if [region.page_bytes for region in own] != [region.page_bytes for region in theirs]:
+        raise LoanError("its memory is laid out in another way")
+
+
+@lru_cache
+def host_name() -> str:
+    """Names this start of this machine, whatever container asks."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:  # not Linux
+        return ""

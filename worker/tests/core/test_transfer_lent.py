@@ -1,0 +1,225 @@
+"""Pages that are read out of lent memory: who lends to whom, and what a fault at any moment costs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+from baleen_worker.transfer import borrowing, wire
+from baleen_worker.transfer.actions import Arrived, Begun, Failed, HandedOver, Stopped
+from baleen_worker.transfer.lending import Backend, LoanError, Reading
+from baleen_worker.transfer.messages import Lend, Lent, Took
+from baleen_worker.transfer.orders import Cancel, Offer, Receive
+from lent_pages import NUM_PAGES, SharedPages
+from test_transfer_tcp import DECODE, PREFILL, End, Forger, expect, hand_over, new_key, offer
+
+
+@pytest.fixture
+def prefill() -> Iterator[End]:
+    end = End(PREFILL, listens=True, how="lent")
+    yield end
+    end.close()
+
+
+@pytest.fixture
+def decode() -> Iterator[End]:
+    end = End(DECODE, listens=False, how="lent")
+    yield end
+    end.close()
+
+
+def memory(end: End) -> SharedPages:
+    assert isinstance(end.store, SharedPages)
+    return end.store
+
+
+def begin(prefill: End, decode: End, pages: list[int]) -> tuple[bytes, int]:
+    """A leg that is announced, and not read yet."""
+    key = new_key()
+    offer(prefill, key, pages)
+    expect(prefill, decode, key, len(pages))
+    decode.wait_for(key, Begun)
+    return key
+
+
+def failure(decode: End, key: tuple[bytes, int]) -> str:
+    decode.wait_for(key, Failed)
+    return next(report.reason for report in decode.told[key] if isinstance(report, Failed))
+
+
+def test_legs_share_one_mapping_and_nothing_comes_over_the_connection(prefill: End, decode: End) -> None:
+    def nothing(*_: object) -> None:
+        raise AssertionError("pages were sent")
+
+    memory(prefill).read = nothing
+    for _ in range(3):
+        hand_over(prefill, decode)
+    assert memory(decode).num_borrowed == 1
+    assert prefill.transfer.counters.num_pages_sent == decode.transfer.counters.num_pages_received == 12
+
+
+def test_pages_that_change_hands_while_they_are_copied_are_copied_again(prefill: End, decode: End) -> None:
+    key = begin(prefill, decode, [1, 2])
+
+    def grant(_: Sequence[int]) -> None:
+        """To somebody else, in the middle of the copy."""
+        memory(prefill).generations[2] = 2
+        memory(decode).before_copy = lambda _: None
+
+    memory(decode).before_copy = grant
+    decode.transfer.give([Receive(key, 0, [40, 41])])
+    prefill.wait(lambda: prefill.transfer.counters.num_stale_reads == 1)
+    prefill.transfer.give([Offer(key, 0, [1, 2], [1, 2])])
+    decode.wait_for(key, Arrived)
+    assert decode.transfer.counters.num_pages_received == 2
+
+
+def test_a_leg_is_over_when_nothing_is_copied_any_more(prefill: End, decode: End) -> None:
+    """Else its pages would be granted to somebody else, and written once more."""
+    key = begin(prefill, decode, [1, 2])
+    copies, go_on = threading.Event(), threading.Event()
+
+    def hold(_: Sequence[int]) -> None:
+        copies.set()
+        assert go_on.wait(20)
+
+    memory(decode).before_copy = hold
+    decode.transfer.give([Receive(key, 0, [40, 41])])
+    assert copies.wait(20)
+    decode.transfer.give([Cancel(key)])
+    assert decode.probe("127.0.0.1:1") is not None  # carried out after the order before
+    assert not any(isinstance(report, Stopped) for report in decode.told[key])
+    go_on.set()
+    decode.wait_for(key, Stopped)
+    assert decode.transfer.counters.num_pages_received == 0
+
+
+def test_the_end_of_a_peer_ends_the_leg_and_the_mapping(decode: End) -> None:
+    prefill = End(PREFILL, listens=True, how="lent")
+    hand_over(prefill, decode)
+    key = begin(prefill, decode, [1, 2])
+    assert memory(decode).num_borrowed == 1
+    prefill.close()
+    decode.transfer.give([Receive(key, 0, [40, 41])])
+    assert "cannot be reached" in failure(decode, key)
+    decode.wait(lambda: memory(decode).num_borrowed == 0)
+    again = End(PREFILL, listens=True, how="lent")
+    hand_over(again, decode)
+    again.close()
+
+
+def test_who_does_not_lend_is_refused_or_read_over_tcp(decode: End) -> None:
+    prefill = End(PREFILL, listens=True, how="lent", reading=Reading())
+    key = new_key()
+    offer(prefill, key, [1, 2])
+    expect(prefill, decode, key, 2)
+    assert "start it with --disaggregation-transfer-backend cuda_ipc" in failure(decode, key)
+    assert "does not lend" in (decode.probe(prefill.transfer.address or "") or "")
+    either = End(DECODE, listens=False, how="lent", backend=Backend.AUTO)
+    hand_over(prefill, either)
+    assert either.probe(prefill.transfer.address or "") is None
+    assert memory(either).num_borrowed == 0
+    either.close()
+    prefill.close()
+
+
+def test_memory_of_another_host_is_refused(prefill: End, decode: End, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = iter(["here", "there"])
+    monkeypatch.setattr(borrowing, "host_name", lambda: next(names))
+    key = new_key()
+    offer(prefill, key, [1])
+    expect(prefill, decode, key, 1)
+    assert "another host" in failure(decode, key)
+
+
+def test_memory_that_does_not_fit_is_refused(prefill: End, decode: End) -> None:
+    memory(prefill).regions = memory(prefill).regions[:-1]
+    key = new_key()
+    offer(prefill, key, [1])
+    expect(prefill, decode, key, 1)
+    assert "laid out in another way" in failure(decode, key)
+
+
+def test_pages_outside_of_lent_memory_are_never_read(prefill: End, decode: End) -> None:
+    memory(prefill).generations += [1]
+    memory(prefill).digests = lambda pages: [0 for _ in pages]
+    key = begin(prefill, decode, [1, NUM_PAGES])
+    decode.transfer.give([Receive(key, 0, [40, 41])])
+    assert "does not have" in failure(decode, key)
+    assert memory(decode).pages[40] == bytes([40]) * 1000
+
+
+def test_a_device_that_fails_fails_the_leg(prefill: End, decode: End) -> None:
+    key = begin(prefill, decode, [1, 2])
+
+    def fail(_: Sequence[int]) -> None:
+        raise RuntimeError("an illegal address")
+
+    memory(decode).before_copy = fail
+    decode.transfer.give([Receive(key, 0, [40, 41])])
+    assert "an illegal address" in failure(decode, key)
+
+
+@pytest.mark.parametrize(
+    ("took", "answer"),
+    [
+        (Took(0, [1, 2], [1, 1]), "Sealed"),
+        (Took(0, [1, 2], [1, 2]), "Stale"),
+        (Took(0, [2, 1], [1, 1]), "Stale"),
+        (Took(0, [1, 99], [1, 1]), "Stale"),
+        (Took(5, [1], [1]), "Stale"),
+    ],
+)
+def test_only_what_is_held_is_sealed(prefill: End, decode: End, took: Took, answer: str) -> None:
+    key = new_key()
+    offer(prefill, key, [1, 2])
+    forger = Forger(prefill)
+    forger.greet(key)
+    assert forger.read()  # the chunk
+    assert forger.read()  # the final record
+    forger.send(took)
+    assert type(wire.decode_from_prefill(forger.read())).__name__ == answer
+    hand_over(prefill, decode)
+
+
+@pytest.mark.parametrize("took", [Took(0, [], []), Took(0, [1, 2], [1])])
+def test_who_breaks_the_protocol_is_dropped(prefill: End, decode: End, took: Took) -> None:
+    key = new_key()
+    offer(prefill, key, [1, 2])
+    forger = Forger(prefill)
+    forger.greet(key)
+    forger.send(took)
+    assert forger.is_dropped()
+    assert prefill.transfer.counters.num_dropped == 1
+    hand_over(prefill, decode)
+
+
+def test_memory_is_lent_to_nobody_who_was_not_greeted(prefill: End) -> None:
+    forger = Forger(prefill)
+    forger.send(Lend())
+    assert not isinstance(wire.decode_from_prefill(forger.read()), Lent)
+    assert forger.read() == b""
+    known = Forger(prefill)
+    known.respond()
+    known.read()
+    known.send(Lend())
+    assert isinstance(wire.decode_from_prefill(known.read()), Lent)
+    known.send(Took(0, [1], [1]))
+    assert known.is_dropped()
+
+
+def test_a_handover_is_told_to_both(prefill: End, decode: End) -> None:
+    key = begin(prefill, decode, [5])
+    decode.transfer.give([Receive(key, 0, [6])])
+    decode.wait_for(key, Arrived)
+    prefill.wait_for(key, HandedOver)
+    assert memory(decode).pages[6] == bytes([5]) * 1000
+
+
+def test_a_rank_without_a_gpu_lends_nothing() -> None:
+    from baleen_worker.fake_pages import FakePages, FakePageStore
+    from baleen_worker.transfer.cuda_ipc import CudaIpc
+
+    with pytest.raises(LoanError, match="host memory"):
+        CudaIpc(FakePageStore(FakePages(2)))
