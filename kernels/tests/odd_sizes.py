@@ -25,6 +25,8 @@ from baleen_kernels import (
     moe_permute,
     moe_route,
     norm_quant,
+    page_copy,
+    page_digest,
     sample,
     swiglu_quant,
     topk_slots,
@@ -47,6 +49,24 @@ def _topk(g: random.Random) -> Mapping[str, Any]:
     ragged, paged = g.random() < 0.4, g.random() < 0.7
     topk = g.choice([1, 7, 64, 100, 513, 2047, 2048])
     return topk_slots.make_inputs(topk_slots.Case("odd", lengths, topk, levels, values, ragged, paged))
+
+
+def _page_sizes(g: random.Random) -> tuple[int, ...]:
+    """Of a page in up to four stores; the largest is more than a block of words."""
+    return tuple(16 * g.choice([1, 2, 33, 1023, 1025]) for _ in range(g.randrange(1, 5)))
+
+
+def _page_digest(g: random.Random) -> Mapping[str, Any]:
+    num_pages = g.randrange(1, 7)
+    pages = tuple(g.randrange(num_pages) for _ in range(g.randrange(1, 5)))
+    return page_digest.make_inputs(page_digest.Case("odd", _page_sizes(g), num_pages, pages))
+
+
+def _page_copy(g: random.Random) -> Mapping[str, Any]:
+    num_pages = g.randrange(1, 7)
+    written = tuple(g.sample(range(num_pages + 2), g.randrange(1, num_pages + 3)))
+    read = tuple(g.randrange(num_pages) for _ in written)
+    return page_copy.make_inputs(page_copy.Case("odd", _page_sizes(g), num_pages, read, written))
 
 
 def _attend(g: random.Random) -> Mapping[str, Any]:
@@ -179,6 +199,8 @@ DRAWS: dict[str, Draw] = {
     "moe_segments": lambda g: moe_permute.make_segment_inputs(_moe(g)),
     "moe_tiles": lambda g: expert_tiles.make_tile_inputs(_tiles(g)),
     "norm_quant": _norm,
+    "page_copy": _page_copy,
+    "page_digest": _page_digest,
     "paged_scores": lambda g: index_scores.make_paged_inputs(_scores(g)),
     "ragged_scores": lambda g: index_scores.make_inputs(_scores(g)),
     "rotate_queries": lambda g: mla_query.make_rotate_inputs(_queries(g)),

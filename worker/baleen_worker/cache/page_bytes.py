@@ -8,7 +8,6 @@ Legend: N pages, B bytes of a page in all layers and stores.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,20 +36,21 @@ class PoolPages:
         ends = np.cumsum([store.shape[1] for store in stores]).tolist()
         columns = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
         self._on_device = [*zip(stores, columns, strict=True)] if stores[0].is_cuda else None
+        self._device: DevicePages | None = None
         # A copy of a few KiB costs numpy a tenth of what it costs PyTorch, which also wakes its threads for it.
         self._on_host = [] if stores[0].is_cuda else [*zip((store.numpy() for store in stores), columns, strict=True)]
 
         # Of each store its bytes, and how many a page has there.
         self._stores = [(store.reshape(-1).data, store.shape[1]) for store, _ in self._on_host]
 
-    @functools.cached_property
+    @property
     def device(self) -> DevicePages | None:
-        """See `PageStore`. Made when it is first asked for: its kernels are compiled then."""
-        if self._on_device is None:
-            return None
-        from baleen_worker.cache.device_pages import DevicePoolPages
+        """See `PageStore`. Made when it is first asked for, which a worker that serves alone never does."""
+        if self._device is None and self._on_device is not None:
+            from baleen_worker.cache.device_pages import DevicePoolPages
 
-        return DevicePoolPages([store for store, _ in self._on_device])
+            self._device = DevicePoolPages([store for store, _ in self._on_device])
+        return self._device
 
     def views(self, page: int) -> list[memoryview]:
         """A page's bytes where they are, store by store; none of pages on a device."""
