@@ -7,6 +7,7 @@ process that lent it. Needs no library beyond those that PyTorch for CUDA brings
 from __future__ import annotations
 
 import ctypes
+import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -151,10 +152,10 @@ _HINTS = {
 
 
 def _bindings() -> tuple[Any, Any]:
+    """The runtime's functions and the driver's."""
     try:
-        from cuda.bindings import driver, runtime
+        return importlib.import_module("cuda.bindings.runtime"), importlib.import_module("cuda.bindings.driver")
     except ImportError:
         raise LoanError(
             "the Python package cuda-bindings is missing: install PyTorch for CUDA, or pip install cuda-bindings"
         ) from None
-    return runtime, driver

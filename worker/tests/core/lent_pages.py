@@ -105,11 +105,16 @@ class Mapped:
         self._own.num_borrowed -= 1
 
 
+def _buffer(memory: SharedMemory) -> memoryview:
+    assert memory.buf is not None, "it is closed"
+    return memory.buf
+
+
 def _page(memory: SharedMemory, number: int) -> bytes:
     pieces: list[bytes] = []
     start = 0
     for size in SIZES:
-        pieces.append(bytes(memory.buf[start + number * size :][:size]))
+        pieces.append(bytes(_buffer(memory)[start + number * size :][:size]))
         start += NUM_PAGES * size
     return b"".join(pieces)
 
@@ -117,6 +122,6 @@ def _page(memory: SharedMemory, number: int) -> bytes:
 def _set_page(memory: SharedMemory, number: int, data: bytes) -> None:
     start = taken = 0
     for size in SIZES:
-        memory.buf[start + number * size : start + (number + 1) * size] = data[taken : taken + size]
+        _buffer(memory)[start + number * size : start + (number + 1) * size] = data[taken : taken + size]
         start += NUM_PAGES * size
         taken += size

@@ -192,7 +192,7 @@ def test_nothing_is_written_after_an_abort_was_answered(decode: End) -> None:
         impostor.send(Data(0, PAGE_BYTES), PAGE[:400])
         decode.transfer.give([Cancel(key)])
         decode.wait_for(key, Stopped)
-        decode.store.pages[40][:] = bytes(PAGE_BYTES)
+        decode.store.spoil(40, bytes(PAGE_BYTES))
         with contextlib.suppress(OSError):  # it may be gone already
             impostor.send_bytes(PAGE[400:])
         assert impostor.is_left()

@@ -88,8 +88,8 @@ class End:
         reading: Reading | None = None,
     ) -> None:
         self.store = SharedPages() if how == "lent" else Bytes(in_place=how == "in place")
-        lends = isinstance(self.store, SharedPages)
-        self.reading = reading or (Reading(backend, self.store) if lends else Reading())
+        lent = Reading(backend, self.store) if isinstance(self.store, SharedPages) else Reading()
+        self.reading = reading or lent
         self.transfer = TcpTransfer(
             self.store,
             self.store.generations.__getitem__,
