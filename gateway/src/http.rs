@@ -17,14 +17,17 @@ use tracing::{Instrument, error, info_span};
 use crate::app::App;
 use crate::error::ApiError;
 
+pub mod active;
 pub mod admin;
 pub mod answer;
 pub mod chat;
 pub mod completions;
 pub mod docs;
 pub mod entry;
+pub mod frames;
 pub mod listen;
 pub mod messages;
+pub mod respond;
 pub mod responses;
 mod session;
 pub mod sse;

@@ -10,6 +10,7 @@ pub mod calls;
 pub mod client;
 pub mod codec;
 pub mod dispatch;
+pub mod error;
 pub mod key;
 pub mod mailbox;
 pub mod outbox;

@@ -1,7 +1,7 @@
 //! What one streamed token costs this process before it is written to a socket: the fold and the chunk's JSON.
 
 use baleen_gateway::chat::output::{Delta, OutputFold, OutputOptions};
-use baleen_gateway::http::sse::write_event;
+use baleen_gateway::http::frames::write_event;
 use baleen_gateway::openai::chat::response::{ChatChunkChoice, ChatChunkWriter, ChatDelta};
 use baleen_gateway::openai::response::ResponseHead;
 use baleen_gateway::text::stop::StopStrings;

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 
 use baleen_gateway::chat::output::{CallDelta, Delta, OutputFold, OutputOptions};
-use baleen_gateway::http::sse::write_event;
+use baleen_gateway::http::frames::write_event;
 use baleen_gateway::openai::chat::response::{ChatChunkChoice, ChatChunkWriter, ChatDelta, ChatToolCall, ChunkText};
 use baleen_gateway::openai::response::ResponseHead;
 use baleen_gateway::text::stop::StopStrings;

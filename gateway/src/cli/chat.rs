@@ -14,12 +14,11 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
-use super::commands::serve_args;
 use super::serve::Server;
 use crate::app::App;
 use crate::cli::{banner, probe};
 use crate::config::locate::Surroundings;
-use crate::config::{Config, Source};
+use crate::config::{Config, ServeArgs, Source};
 use crate::telemetry;
 
 pub(super) mod client;
@@ -34,6 +33,9 @@ use command::Command;
 use conversation::{Conversation, Settings};
 use input::{Input, Line};
 use screen::Screen;
+
+/// Reads the command line of `gateway serve`, program name first.
+pub type ReadServe = fn(Vec<OsString>) -> Result<ServeArgs, clap::Error>;
 
 const DEFAULT_URL: &str = "http://127.0.0.1:8000";
 
@@ -76,16 +78,16 @@ enum Health {
 }
 
 impl ChatArgs {
-    /// Talks until the input ends.
+    /// Talks until the input ends; `read` understands the flags of a server that is started for it.
     ///
     /// # Errors
     /// No server can be reached or started, or a file is not what it should be.
-    pub fn run(self) -> anyhow::Result<ExitCode> {
+    pub fn run(self, read: ReadServe) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         let settings = self.settings()?;
         let (server, url) = match self.target.as_deref() {
             Some(path) if !path.contains("://") => {
-                let (server, url) = runtime.block_on(start_server(Path::new(path), &self.serve_flags))?;
+                let (server, url) = runtime.block_on(start_server(Path::new(path), &self.serve_flags, read))?;
                 (Some(server), url)
             }
             target => {
@@ -130,11 +132,11 @@ fn read_tools(path: &Path) -> anyhow::Result<Value> {
 }
 
 /// A server for `model_dir` on a free port of this machine, once it is ready.
-async fn start_server(model_dir: &Path, flags: &[OsString]) -> anyhow::Result<(Server, String)> {
+async fn start_server(model_dir: &Path, flags: &[OsString], read: ReadServe) -> anyhow::Result<(Server, String)> {
     let words = ["gateway", "serve"].map(OsString::from).into_iter().chain([model_dir.as_os_str().to_owned()]);
     // Logs would come between the lines of the conversation.
     let quiet = ["--port", "0", "--log-level", "error"].map(OsString::from);
-    let args = serve_args(words.chain(quiet).chain(flags.iter().cloned()).collect())?;
+    let args = read(words.chain(quiet).chain(flags.iter().cloned()).collect())?;
     telemetry::init_logging(args.flags.log_level, args.flags.log_format);
     let mut config = Config::new(args, &Surroundings::of_this_process()).await?;
     if let Source::Local(worker) = &mut config.source {

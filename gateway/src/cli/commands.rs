@@ -102,7 +102,7 @@ impl Command {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             Self::Serve(args) => serve(*args),
-            Self::Chat(args) => args.run(),
+            Self::Chat(args) => args.run(serve_args),
             Self::Render(args) => args.run().map(|()| ExitCode::SUCCESS),
             Self::Parse(args) => args.run().map(|()| ExitCode::SUCCESS),
             Self::Workers(args) => args.run().map(|()| ExitCode::SUCCESS),

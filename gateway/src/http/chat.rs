@@ -5,8 +5,9 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 
-use super::answer::{Answer, Prepared, check_model, finish_of, respond};
-use super::sse::{DONE, write_event};
+use super::answer::{Answer, Prepared, check_model, finish_of};
+use super::frames::{DONE, write_event};
+use super::respond::respond;
 use crate::app::{App, Model};
 use crate::chat::encode::encode;
 use crate::chat::output::{Delta, OutputOptions};
@@ -40,7 +41,7 @@ fn prepare(model: &Arc<Model>, body: &[u8]) -> Result<Prepared, InvalidRequest> 
         prompt_token_ids: generation.return_token_ids.then(|| spec.prompts[0].token_ids.clone()),
         choices: vec![Written::default(); generation.n as usize],
     };
-    Ok(Prepared { spec, stream: generation.stream, answer: Answer::Chat(answer) })
+    Ok(Prepared { spec, stream: generation.stream, answer: Box::new(answer) })
 }
 
 /// A conversation ready to be generated.
@@ -84,7 +85,7 @@ pub(super) fn specify(model: &Model, request: ChatRequest) -> Result<Specified, 
     Ok(Specified { spec, generation, thinks: encoded.starts_in_reasoning })
 }
 
-/// Writes one chat answer. See `Answer`.
+/// Writes one chat answer.
 pub struct ChatAnswer {
     writer: ChatChunkWriter,
     head: ResponseHead,
@@ -105,8 +106,8 @@ struct Written {
     finish: bool,
 }
 
-impl ChatAnswer {
-    pub(super) fn write_step(&mut self, generation: &mut Generation, out: &mut Vec<u8>) {
+impl Answer for ChatAnswer {
+    fn write_step(&mut self, generation: &mut Generation, out: &mut Vec<u8>) {
         let usage = self.stream.continuous_usage.then(|| generation.usage());
         let Generation { choices, moved, .. } = generation;
         for &index in moved.iter() {
@@ -114,6 +115,60 @@ impl ChatAnswer {
         }
     }
 
+    fn write_end(&mut self, generation: &Generation, out: &mut Vec<u8>) {
+        if self.stream.include_usage {
+            write_event(out, |out| self.writer.write_usage(&generation.usage(), out));
+        }
+        out.extend_from_slice(DONE);
+    }
+
+    fn write_whole(&mut self, generation: &Generation, out: &mut Vec<u8>) -> serde_json::Result<()> {
+        let keeps_ids = self.prompt_token_ids.is_some();
+        let ids: Vec<Vec<String>> = generation
+            .choices
+            .iter()
+            .enumerate()
+            .map(|(index, choice)| {
+                let number = choice_number(index);
+                choice.delta.calls.iter().map(|call| item_id("call", self.request_id, number, call.index)).collect()
+            })
+            .collect();
+        let calls: Vec<Vec<ChatToolCall<'_>>> = generation
+            .choices
+            .iter()
+            .zip(&ids)
+            .map(|(choice, ids)| {
+                choice
+                    .delta
+                    .calls
+                    .iter()
+                    .zip(ids)
+                    .map(|(call, id)| {
+                        ChatToolCall::new(call.index, id, call.name.as_deref().unwrap_or_default(), &call.arguments)
+                    })
+                    .collect()
+            })
+            .collect();
+        let choices = generation.choices.iter().enumerate().map(|(index, choice)| {
+            let (finish_reason, stop_reason) = self.finish_of(choice).unwrap_or((FinishReason::Abort, None));
+            let reasoning = self.thinks.then_some(choice.delta.reasoning.as_str());
+            ChatChoice {
+                index: choice_number(index),
+                message: ChatMessage::new(&choice.delta.content, reasoning, &calls[index]),
+                logprobs: self
+                    .with_logprobs
+                    .then_some(ChatLogprobs { tokenizer: &self.model.tokenizer, tokens: &choice.logprobs }),
+                finish_reason,
+                stop_reason,
+                token_ids: keeps_ids.then_some(choice.token_ids.as_slice()),
+            }
+        });
+        let choices: Vec<ChatChoice<'_>> = choices.collect();
+        write_completion(&self.head, &choices, &generation.usage(), self.prompt_token_ids.as_deref(), out)
+    }
+}
+
+impl ChatAnswer {
     fn write_choice(&mut self, index: usize, choice: &mut Choice, usage: Option<&Usage>, out: &mut Vec<u8>) {
         let number = choice_number(index);
         if !self.choices[index].role {
@@ -187,58 +242,6 @@ impl ChatAnswer {
         let (reason, stop_reason) = finish_of(&self.model, choice)?;
         let called = reason == FinishReason::Stop && choice.num_complete_calls() > 0;
         Some((if called { FinishReason::ToolCalls } else { reason }, stop_reason))
-    }
-
-    pub(super) fn write_end(&self, generation: &Generation, out: &mut Vec<u8>) {
-        if self.stream.include_usage {
-            write_event(out, |out| self.writer.write_usage(&generation.usage(), out));
-        }
-        out.extend_from_slice(DONE);
-    }
-
-    pub(super) fn write_whole(&self, generation: &Generation, out: &mut Vec<u8>) -> serde_json::Result<()> {
-        let keeps_ids = self.prompt_token_ids.is_some();
-        let ids: Vec<Vec<String>> = generation
-            .choices
-            .iter()
-            .enumerate()
-            .map(|(index, choice)| {
-                let number = choice_number(index);
-                choice.delta.calls.iter().map(|call| item_id("call", self.request_id, number, call.index)).collect()
-            })
-            .collect();
-        let calls: Vec<Vec<ChatToolCall<'_>>> = generation
-            .choices
-            .iter()
-            .zip(&ids)
-            .map(|(choice, ids)| {
-                choice
-                    .delta
-                    .calls
-                    .iter()
-                    .zip(ids)
-                    .map(|(call, id)| {
-                        ChatToolCall::new(call.index, id, call.name.as_deref().unwrap_or_default(), &call.arguments)
-                    })
-                    .collect()
-            })
-            .collect();
-        let choices = generation.choices.iter().enumerate().map(|(index, choice)| {
-            let (finish_reason, stop_reason) = self.finish_of(choice).unwrap_or((FinishReason::Abort, None));
-            let reasoning = self.thinks.then_some(choice.delta.reasoning.as_str());
-            ChatChoice {
-                index: choice_number(index),
-                message: ChatMessage::new(&choice.delta.content, reasoning, &calls[index]),
-                logprobs: self
-                    .with_logprobs
-                    .then_some(ChatLogprobs { tokenizer: &self.model.tokenizer, tokens: &choice.logprobs }),
-                finish_reason,
-                stop_reason,
-                token_ids: keeps_ids.then_some(choice.token_ids.as_slice()),
-            }
-        });
-        let choices: Vec<ChatChoice<'_>> = choices.collect();
-        write_completion(&self.head, &choices, &generation.usage(), self.prompt_token_ids.as_deref(), out)
     }
 }
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 
-use super::answer::{Answer, Prepared, check_model, finish_of, respond};
-use super::sse::{DONE, write_event};
+use super::answer::{Answer, Prepared, check_model, finish_of};
+use super::frames::{DONE, write_event};
+use super::respond::respond;
 use crate::app::{App, Model};
 use crate::chat::output::OutputOptions;
 use crate::generate::{Choice, Finish, GenerateSpec, Generation, Prompt};
@@ -55,7 +56,7 @@ fn prepare(model: &Arc<Model>, body: &[u8]) -> Result<Prepared, InvalidRequest> 
         with_logprobs: generation.sampling.logprobs.is_some(),
         choices: (0..num_choices).map(|_| Written::default()).collect(),
     };
-    Ok(Prepared { spec, stream: generation.stream, answer: Answer::Completion(answer) })
+    Ok(Prepared { spec, stream: generation.stream, answer: Box::new(answer) })
 }
 
 fn prompts(
@@ -91,7 +92,7 @@ fn shown(tokenizer: &Tokenizer, source: &PromptSource) -> String {
     }
 }
 
-/// Writes one completion answer. See `Answer`.
+/// Writes one completion answer.
 pub struct CompletionAnswer {
     writer: CompletionChunkWriter,
     head: ResponseHead,
@@ -114,8 +115,8 @@ struct Written {
     recorder: CompletionLogprobRecorder,
 }
 
-impl CompletionAnswer {
-    pub(super) fn write_step(&mut self, generation: &mut Generation, out: &mut Vec<u8>) {
+impl Answer for CompletionAnswer {
+    fn write_step(&mut self, generation: &mut Generation, out: &mut Vec<u8>) {
         let usage = self.stream.continuous_usage.then(|| generation.usage());
         let Generation { choices, moved, .. } = generation;
         for &index in moved.iter() {
@@ -123,6 +124,35 @@ impl CompletionAnswer {
         }
     }
 
+    fn write_end(&mut self, generation: &Generation, out: &mut Vec<u8>) {
+        if self.stream.include_usage {
+            write_event(out, |out| self.writer.write_usage(&generation.usage(), out));
+        }
+        out.extend_from_slice(DONE);
+    }
+
+    fn write_whole(&mut self, generation: &Generation, out: &mut Vec<u8>) -> serde_json::Result<()> {
+        let mut parts = Vec::with_capacity(generation.choices.len());
+        for (index, choice) in generation.choices.iter().enumerate() {
+            parts.push((self.text(true, choice), self.logprobs(index, true, choice)));
+        }
+        let choices = generation.choices.iter().zip(&parts).enumerate().map(|(index, (choice, (text, logprobs)))| {
+            let finish = finish_of(&self.model, choice);
+            CompletionChoice {
+                logprobs: logprobs.as_ref(),
+                finish_reason: finish.map(|(reason, _)| reason),
+                stop_reason: finish.and_then(|(_, reason)| reason),
+                token_ids: self.with_token_ids.then_some(choice.token_ids.as_slice()),
+                prompt_token_ids: self.shown_prompt_ids(choice),
+                ..CompletionChoice::new(choice_number(index), text)
+            }
+        });
+        let choices: Vec<CompletionChoice<'_>> = choices.collect();
+        write_completion(&self.head, &choices, &generation.usage(), out)
+    }
+}
+
+impl CompletionAnswer {
     fn write_choice(&mut self, index: usize, choice: &mut Choice, usage: Option<&Usage>, out: &mut Vec<u8>) {
         if choice.num_tokens == 0 && choice.finish.is_none() {
             // Scores of a prompt come chunk by chunk; they are shown together.
@@ -149,33 +179,6 @@ impl CompletionAnswer {
         choice.delta.clear();
         choice.logprobs.clear();
         choice.token_ids.clear();
-    }
-
-    pub(super) fn write_end(&self, generation: &Generation, out: &mut Vec<u8>) {
-        if self.stream.include_usage {
-            write_event(out, |out| self.writer.write_usage(&generation.usage(), out));
-        }
-        out.extend_from_slice(DONE);
-    }
-
-    pub(super) fn write_whole(&mut self, generation: &Generation, out: &mut Vec<u8>) -> serde_json::Result<()> {
-        let mut parts = Vec::with_capacity(generation.choices.len());
-        for (index, choice) in generation.choices.iter().enumerate() {
-            parts.push((self.text(true, choice), self.logprobs(index, true, choice)));
-        }
-        let choices = generation.choices.iter().zip(&parts).enumerate().map(|(index, (choice, (text, logprobs)))| {
-            let finish = finish_of(&self.model, choice);
-            CompletionChoice {
-                logprobs: logprobs.as_ref(),
-                finish_reason: finish.map(|(reason, _)| reason),
-                stop_reason: finish.and_then(|(_, reason)| reason),
-                token_ids: self.with_token_ids.then_some(choice.token_ids.as_slice()),
-                prompt_token_ids: self.shown_prompt_ids(choice),
-                ..CompletionChoice::new(choice_number(index), text)
-            }
-        });
-        let choices: Vec<CompletionChoice<'_>> = choices.collect();
-        write_completion(&self.head, &choices, &generation.usage(), out)
     }
 
     /// Text of the step, behind the prompt's where that is repeated.

@@ -8,9 +8,10 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderName, HeaderValue, header};
 
-use super::answer::{Answer, Prepared, respond, respond_at_once};
+use super::answer::{Answer, Prepared};
 use super::chat::{Specified, specify};
-use super::sse::write_named_event;
+use super::frames::write_named_event;
+use super::respond::{respond, respond_at_once};
 use super::tokenize::count;
 use crate::app::{App, Model};
 use crate::error::ApiError;
@@ -23,7 +24,7 @@ use crate::openai::sections::{Change, Kind, Section, Sections};
 use crate::telemetry::EndpointName;
 
 /// What a stream says at its start, and when it has nothing to say.
-pub const PING: &[u8] = b"event: ping\ndata: {\"type\":\"ping\"}\n\n";
+const PING: &[u8] = b"event: ping\ndata: {\"type\":\"ping\"}\n\n";
 
 const PATH: &str = "/v1/messages";
 const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
@@ -79,10 +80,10 @@ fn prepare(model: &Arc<Model>, body: &[u8]) -> Result<Prepared, InvalidRequest> 
         sections: Sections::default(),
         has_begun: false,
     };
-    Ok(Prepared { spec, stream: generation.stream, answer: Answer::Messages(answer) })
+    Ok(Prepared { spec, stream: generation.stream, answer: Box::new(answer) })
 }
 
-/// Writes one message. See `Answer`.
+/// Writes one message.
 pub struct MessagesAnswer {
     head: ResponseHead,
     /// Ids of calls are made from it.
@@ -91,8 +92,8 @@ pub struct MessagesAnswer {
     has_begun: bool,
 }
 
-impl MessagesAnswer {
-    pub(super) fn write_step(&mut self, generation: &mut Generation, out: &mut Vec<u8>) {
+impl Answer for MessagesAnswer {
+    fn write_step(&mut self, generation: &mut Generation, out: &mut Vec<u8>) {
         if !self.has_begun {
             self.has_begun = true;
             let message = Message::new(&self.head, generation.usage());
@@ -107,7 +108,7 @@ impl MessagesAnswer {
         choice.delta.clear();
     }
 
-    pub(super) fn write_end(&mut self, generation: &Generation, out: &mut Vec<u8>) {
+    fn write_end(&mut self, generation: &Generation, out: &mut Vec<u8>) {
         let Some(choice) = generation.choices.first() else { return };
         let (request_id, head) = (self.request_id, &self.head);
         self.sections.close(&mut |index, section, change| {
@@ -117,14 +118,18 @@ impl MessagesAnswer {
         write(&Event::MessageStop, out);
     }
 
-    pub(super) fn write_error(&self, error: &ApiError, out: &mut Vec<u8>) {
+    fn write_error(&mut self, _: &Generation, error: &ApiError, out: &mut Vec<u8>) {
         write_named_event(out, "error", |out| {
             out.extend_from_slice(&error_json(error));
             Ok(())
         });
     }
 
-    pub(super) fn write_whole(&mut self, generation: &Generation, out: &mut Vec<u8>) -> serde_json::Result<()> {
+    fn keep_alive(&self) -> &'static [u8] {
+        PING
+    }
+
+    fn write_whole(&mut self, generation: &Generation, out: &mut Vec<u8>) -> serde_json::Result<()> {
         let Some(choice) = generation.choices.first() else { return Ok(()) };
         self.sections.push(&choice.delta, &mut |_, _, _| ());
         let mut message = Message::new(&self.head, generation.usage());

@@ -6,9 +6,10 @@ use axum::extract::{Request, State};
 use axum::response::Response as HttpResponse;
 use serde_json::{Map, Value};
 
-use super::answer::{Answer, Prepared, respond};
+use super::answer::{Answer, Prepared};
 use super::chat::{Specified, specify};
-use super::sse::write_named_event;
+use super::frames::write_named_event;
+use super::respond::respond;
 use crate::app::{App, Model};
 use crate::error::ApiError;
 use crate::generate::{Choice, Finish, Generation};
@@ -47,10 +48,10 @@ fn prepare(model: &Arc<Model>, body: &[u8]) -> Result<Prepared, InvalidRequest> 
         num_shown_logprobs: 0,
         num_events: 0,
     };
-    Ok(Prepared { spec, stream: generation.stream, answer: Answer::Responses(answer) })
+    Ok(Prepared { spec, stream: generation.stream, answer: Box::new(answer) })
 }
 
-/// Writes one response. See `Answer`.
+/// Writes one response.
 pub struct ResponsesAnswer {
     head: ResponseHead,
     /// Ids of items are made from it.
@@ -65,8 +66,8 @@ pub struct ResponsesAnswer {
     num_events: u64,
 }
 
-impl ResponsesAnswer {
-    pub(super) fn write_step(&mut self, generation: &mut Generation, out: &mut Vec<u8>) {
+impl Answer for ResponsesAnswer {
+    fn write_step(&mut self, generation: &mut Generation, out: &mut Vec<u8>) {
         self.begin(out);
         let Some(choice) = generation.choices.first_mut() else { return };
         if let Some(logprobs) = &mut self.logprobs {
@@ -76,7 +77,7 @@ impl ResponsesAnswer {
         choice.delta.clear();
     }
 
-    pub(super) fn write_end(&mut self, generation: &Generation, out: &mut Vec<u8>) {
+    fn write_end(&mut self, generation: &Generation, out: &mut Vec<u8>) {
         let Some(choice) = generation.choices.first() else { return };
         let (status, _) = status_of(choice);
         self.fold(out, |sections, report| sections.close(report), status);
@@ -88,7 +89,7 @@ impl ResponsesAnswer {
         write_news(self.num_events, &news, out);
     }
 
-    pub(super) fn write_error(&mut self, generation: &Generation, error: &ApiError, out: &mut Vec<u8>) {
+    fn write_error(&mut self, generation: &Generation, error: &ApiError, out: &mut Vec<u8>) {
         self.begin(out);
         self.fold(out, |sections, report| sections.close(report), Status::Incomplete);
         let mut response = Response::new(&self.head, &self.echo, Status::Failed);
@@ -98,7 +99,7 @@ impl ResponsesAnswer {
         write_news(self.num_events, &News::Failed { response: &response }, out);
     }
 
-    pub(super) fn write_whole(&mut self, generation: &Generation, out: &mut Vec<u8>) -> serde_json::Result<()> {
+    fn write_whole(&mut self, generation: &Generation, out: &mut Vec<u8>) -> serde_json::Result<()> {
         let Some(choice) = generation.choices.first() else { return Ok(()) };
         self.sections.push(&choice.delta, &mut |_, _, _| ());
         if let Some(logprobs) = &mut self.logprobs {
@@ -106,7 +107,9 @@ impl ResponsesAnswer {
         }
         serde_json::to_writer(out, &self.response(choice, generation))
     }
+}
 
+impl ResponsesAnswer {
     /// The response that has ended as `choice` did.
     fn response<'a>(&'a self, choice: &Choice, generation: &Generation) -> Response<'a> {
         let (status, details) = status_of(choice);

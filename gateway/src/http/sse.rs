@@ -18,19 +18,18 @@ use http_body::Frame;
 use tokio::task::unconstrained;
 use tokio::time::{Instant, Sleep};
 
-use super::answer::{ActiveRequest, Answer, outcome};
+use super::active::{ActiveRequest, outcome};
+use super::answer::Answer;
 use crate::error::ApiError;
 use crate::generate::{GenerateError, Progress};
 use crate::telemetry::Outcome;
 
 /// What a step of one choice takes, with room to spare.
 const FRAME_BYTES: usize = 512;
-/// What OpenAI's older streams end with.
-pub const DONE: &[u8] = b"data: [DONE]\n\n";
 
 /// See the module.
 pub struct EventStream {
-    answer: Answer,
+    answer: Box<dyn Answer>,
     /// Its generation is gone once the last event is in the buffer.
     request: ActiveRequest,
     buffer: Vec<u8>,
@@ -55,7 +54,12 @@ impl EventStream {
     /// A stream of the generation of `request`, whose first step has been taken already. With nothing to say for
     /// `keep_alive_interval` it says so, lest a proxy between take it for dead; at `deadline` it ends with an error.
     #[must_use]
-    pub fn new(answer: Answer, request: ActiveRequest, keep_alive_interval: Duration, deadline: Instant) -> Self {
+    pub fn new(
+        answer: Box<dyn Answer>,
+        request: ActiveRequest,
+        keep_alive_interval: Duration,
+        deadline: Instant,
+    ) -> Self {
         let now = Instant::now();
         Self {
             answer,
@@ -159,29 +163,5 @@ impl IntoResponse for EventStream {
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
         headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
         response
-    }
-}
-
-/// Writes one event that has a name; `write` gives one line of JSON.
-pub fn write_named_event(out: &mut Vec<u8>, name: &str, write: impl FnOnce(&mut Vec<u8>) -> serde_json::Result<()>) {
-    let start = out.len();
-    out.extend_from_slice(b"event: ");
-    out.extend_from_slice(name.as_bytes());
-    out.push(b'\n');
-    let body = out.len();
-    write_event(out, write);
-    if out.len() == body {
-        out.truncate(start);
-    }
-}
-
-/// Writes one `data:` event; `write` gives one line of JSON.
-pub fn write_event(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) -> serde_json::Result<()>) {
-    let start = out.len();
-    out.extend_from_slice(b"data: ");
-    // Memory grows as needed, so only a value that cannot be serialised fails; its event is left out.
-    match write(out) {
-        Ok(()) => out.extend_from_slice(b"\n\n"),
-        Err(_) => out.truncate(start),
     }
 }

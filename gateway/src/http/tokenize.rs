@@ -5,7 +5,8 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 
-use super::answer::{check_model, respond_at_once};
+use super::answer::check_model;
+use super::respond::respond_at_once;
 use crate::app::{App, Model};
 use crate::chat::control::BEGIN_OF_SENTENCE;
 use crate::chat::encode::{Ending, encode};

@@ -1,20 +1,17 @@
 //! Unary calls to one worker head: what it is, its tokenizer, its cache.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
-use thiserror::Error;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
+use tonic::{Code, Status, Streaming};
 
-use super::client::{Inbound, Link};
-use super::dispatch::BrokenStream;
+use super::error::{WorkerError, describe, with_causes};
 use super::key::{ShowKey, WorkerKey};
-use super::outbox::{Outbound, Outbox};
+use super::outbox::Outbound;
 use super::wire::worker_client::WorkerClient;
-use super::{PROTOCOL_VERSION, Role, SILENCE_LIMIT, STALL_LIMIT, TokenizerFiles, TransferEndpoint, WorkerInfo, wire};
+use super::{PROTOCOL_VERSION, Role, SILENCE_LIMIT, TokenizerFiles, TransferEndpoint, WorkerInfo, wire};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -23,41 +20,6 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(15);
 const MAX_FRAME_BYTES: usize = 64 * 1024 * 1024;
 /// No tokenizer comes near this; a worker that sends more is not one of ours.
 const MAX_TOKENIZER_BYTES: usize = 256 * 1024 * 1024;
-
-/// Why a worker cannot be used right now.
-#[derive(Debug, Error)]
-pub enum WorkerError {
-    #[error("cannot reach it: {0}")]
-    Unreachable(String),
-    #[error("it is still loading its model")]
-    Loading,
-    #[error("{0}")]
-    Refused(String),
-    #[error("its stream broke: {0}")]
-    Broken(String),
-    #[error(transparent)]
-    Stream(#[from] BrokenStream),
-    #[error("it sent nothing for {} s", SILENCE_LIMIT.as_secs())]
-    Silent,
-    #[error("it has requests and computed no step for {} s", STALL_LIMIT.as_secs())]
-    Stalled,
-}
-
-impl From<Status> for WorkerError {
-    fn from(status: Status) -> Self {
-        match status.code() {
-            Code::Unavailable | Code::Cancelled | Code::Unknown => Self::Unreachable(describe(&status)),
-            _ => Self::Refused(describe(&status)),
-        }
-    }
-}
-
-/// Who the gateway is to a worker: for its logs, and to tell one start of the gateway from the next.
-#[derive(Clone, Debug)]
-pub struct GatewayIdentity {
-    pub id: String,
-    pub epoch: u64,
-}
 
 /// A connection to one worker head.
 #[derive(Clone, Debug)]
@@ -159,30 +121,14 @@ impl WorkerCalls {
         if failure.is_empty() { Ok(()) } else { Err(failure) }
     }
 
-    /// Opens the stream and waits for the worker's welcome.
+    /// Opens the stream of frames both ways.
     ///
     /// # Errors
-    /// The worker does not welcome this gateway, or is no longer the one that `info` describes.
-    pub async fn open(
-        &self,
-        identity: &GatewayIdentity,
-        info: &WorkerInfo,
-    ) -> Result<(Arc<Link>, Inbound), WorkerError> {
-        let outbox = Arc::new(Outbox::default());
-        let outbound = Outbound::new(outbox.clone(), identity.id.clone(), identity.epoch);
+    /// The worker is gone or says nothing.
+    pub(super) async fn stream(&self, outbound: Outbound) -> Result<Streaming<wire::WorkerFrame>, WorkerError> {
         let mut client = self.client.clone();
         let call = tokio::time::timeout(SILENCE_LIMIT, client.connect(outbound));
-        let frames = call.await.map_err(|_| WorkerError::Silent)??.into_inner();
-        let (link, mut inbound) = Link::new(outbox, frames, self.clone(), info.role);
-        let frame = inbound.next_frame().await?;
-        let Some(welcome) = frame.welcome else {
-            return Err(WorkerError::Refused("its first frame carries no welcome".into()));
-        };
-        check_version(welcome.protocol_version)?;
-        if welcome.boot_epoch != info.boot_epoch {
-            return Err(WorkerError::Broken("it restarted while it was being connected".into()));
-        }
-        Ok((link, inbound))
+        Ok(call.await.map_err(|_| WorkerError::Silent)??.into_inner())
     }
 }
 
@@ -227,7 +173,9 @@ fn usable(info: wire::GetInfoResponse) -> Result<WorkerInfo, WorkerError> {
     })
 }
 
-fn check_version(version: u32) -> Result<(), WorkerError> {
+/// # Errors
+/// The worker speaks another version of the contract.
+pub(super) fn check_version(version: u32) -> Result<(), WorkerError> {
     if version == PROTOCOL_VERSION {
         return Ok(());
     }
@@ -235,27 +183,4 @@ fn check_version(version: u32) -> Result<(), WorkerError> {
         "it speaks version {version} of the worker contract and this gateway version {PROTOCOL_VERSION}: \
          install the same release of both"
     )))
-}
-
-pub(super) fn describe(status: &Status) -> String {
-    match std::error::Error::source(status) {
-        Some(source) if status.message().is_empty() => with_causes(source),
-        _ if status.message().is_empty() => status.code().description().to_owned(),
-        _ => status.message().to_owned(),
-    }
-}
-
-/// An error and what caused it, on one line, without repetition.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let message = error.to_string();
-        if !text.contains(&message) {
-            text.push_str(": ");
-            text.push_str(&message);
-        }
-        cause = error.source();
-    }
-    text
 }

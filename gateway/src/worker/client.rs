@@ -7,13 +7,21 @@ use std::time::Instant;
 
 use tonic::Streaming;
 
-use super::calls::{WorkerCalls, WorkerError, describe};
+use super::calls::{WorkerCalls, check_version};
 use super::dispatch::{Arrival, BrokenStream, InFlight, Table};
+use super::error::{WorkerError, describe};
 use super::mailbox::{Mailbox, Origin};
-use super::outbox::Outbox;
+use super::outbox::{Outbound, Outbox};
 use super::submit::{Part, Submission};
-use super::{Failure, Role, SILENCE_LIMIT, STALL_LIMIT, wire};
+use super::{Failure, Role, SILENCE_LIMIT, STALL_LIMIT, WorkerInfo, wire};
 use crate::route::prefix::CacheChange;
+
+/// Who the gateway is to a worker: for its logs, and to tell one start of the gateway from the next.
+#[derive(Clone, Debug)]
+pub struct GatewayIdentity {
+    pub id: String,
+    pub epoch: u64,
+}
 
 /// When a worker last gave a sign that it computes.
 #[derive(Debug)]
@@ -54,16 +62,28 @@ pub struct Link {
 }
 
 impl Link {
-    /// The two halves of a stream that was just opened.
-    pub(super) fn new(
-        outbox: Arc<Outbox>,
-        frames: Streaming<wire::WorkerFrame>,
+    /// Opens a stream to the worker that `info` describes, and waits for its welcome: the two halves of it.
+    ///
+    /// # Errors
+    /// The worker does not welcome this gateway, or is no longer the one that `info` describes.
+    pub async fn open(
         calls: WorkerCalls,
-        role: Role,
-    ) -> (Arc<Self>, Inbound) {
+        identity: &GatewayIdentity,
+        info: &WorkerInfo,
+    ) -> Result<(Arc<Self>, Inbound), WorkerError> {
+        let outbox = Arc::new(Outbox::default());
+        let frames = calls.stream(Outbound::new(outbox.clone(), identity.id.clone(), identity.epoch)).await?;
         let link = Arc::new(Self { outbox, table: Table::default(), load: Load::default(), calls });
         let progress = Progress { steps: 0, since: Instant::now() };
-        (link.clone(), Inbound { frames, sequence: 0, link, role, progress })
+        let mut inbound = Inbound { frames, sequence: 0, link: link.clone(), role: info.role, progress };
+        let Some(welcome) = inbound.next_frame().await?.welcome else {
+            return Err(WorkerError::Refused("its first frame carries no welcome".into()));
+        };
+        check_version(welcome.protocol_version)?;
+        if welcome.boot_epoch != info.boot_epoch {
+            return Err(WorkerError::Broken("it restarted while it was being connected".into()));
+        }
+        Ok((link, inbound))
     }
 
     /// Submits one part of continuations; news of each arrives in `mailbox` under its choice and attempt.
@@ -196,7 +216,7 @@ impl Inbound {
     }
 
     /// The next frame, numbered as it must be.
-    pub(super) async fn next_frame(&mut self) -> Result<wire::WorkerFrame, WorkerError> {
+    async fn next_frame(&mut self) -> Result<wire::WorkerFrame, WorkerError> {
         let message = tokio::time::timeout(SILENCE_LIMIT, self.frames.message());
         let frame = match message.await.map_err(|_| WorkerError::Silent)? {
             Ok(Some(frame)) => frame,

@@ -10,7 +10,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinHandle};
 
 use super::breaker::Breaker;
-use super::calls::GatewayIdentity;
+use super::client::GatewayIdentity;
 use super::client::Link;
 use super::key::WorkerKey;
 use super::{Role, TokenizerFiles, WorkerInfo};

@@ -9,8 +9,9 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Condition, ModelGate, Pool, ReadyWorker, WorkerSlot};
 use crate::worker::breaker::Breaker;
-use crate::worker::calls::{WorkerCalls, WorkerError};
+use crate::worker::calls::WorkerCalls;
 use crate::worker::client::{Inbound, Link};
+use crate::worker::error::WorkerError;
 use crate::worker::{Failure, WorkerInfo};
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
@@ -115,7 +116,7 @@ impl Keeper {
         let (gate, admitted) = (self.gate.clone(), info.clone());
         let admission = tokio::task::spawn_blocking(move || gate.admit(&admitted, files)).await;
         admission.map_err(|error| WorkerError::Refused(error.to_string()))?.map_err(WorkerError::Refused)?;
-        let (link, inbound) = calls.open(&self.pool.identity, &info).await?;
+        let (link, inbound) = Link::open(calls, &self.pool.identity, &info).await?;
         Ok((link, inbound, info))
     }
 
