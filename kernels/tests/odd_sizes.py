@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 from baleen_kernels import (
+    combine_norm,
     decode_inputs,
+    decode_results,
     expert_tiles,
     greedy_choice,
     index_scores,
@@ -22,6 +24,7 @@ from baleen_kernels import (
     mla_prep,
     mla_query,
     mla_slots,
+    moe_choose,
     moe_permute,
     moe_route,
     norm_quant,
@@ -30,6 +33,7 @@ from baleen_kernels import (
     sample,
     swiglu_quant,
     topk_slots,
+    value_quant,
 )
 
 Draw = Callable[[random.Random], Mapping[str, Any]]
@@ -134,6 +138,29 @@ def _norm(g: random.Random) -> Mapping[str, Any]:
     )
 
 
+def _values(g: random.Random) -> Mapping[str, Any]:
+    case = value_quant.Case("odd", g.randrange(1, value_quant.MOST_TOKENS + 1), g.randrange(1, 129))
+    return value_quant.make_inputs(case)
+
+
+def _combine_norm(g: random.Random) -> Mapping[str, Any]:
+    width, picks = 128 * g.randrange(1, 57), g.randrange(1, 10)
+    case = combine_norm.Case("odd", _tokens(g, 12), width, picks, has_shared=g.random() < 0.5)
+    return combine_norm.make_inputs(case)
+
+
+def _results(g: random.Random) -> Mapping[str, Any]:
+    num_rows = _tokens(g, 64)
+    case = decode_results.Case(
+        "odd", num_rows, num_rows + g.randrange(9), num_rows + g.randrange(9), g.randrange(2**40)
+    )
+    return decode_results.make_inputs(case)
+
+
+def _choose(g: random.Random) -> Mapping[str, Any]:
+    return moe_choose.make_inputs(moe_choose.Case("odd", g.randrange(1, moe_choose.MOST_TOKENS + 1)))
+
+
 def _swiglu(g: random.Random) -> Mapping[str, Any]:
     boxes, rows = g.randrange(1, 6), _tokens(g, 60)
     counts = tuple(g.randrange(rows + 1) for _ in range(boxes)) if g.random() < 0.7 else None
@@ -185,7 +212,9 @@ def _scores(g: random.Random) -> index_scores.Case:
 
 DRAWS: dict[str, Draw] = {
     "absorb_queries": lambda g: mla_query.make_absorb_inputs(_queries(g)),
+    "combine_norm": _combine_norm,
     "decode_inputs": _decode_inputs,
+    "decode_results": _results,
     "greedy_choice": _greedy,
     "indexer_prep": _indexer_prep,
     "mask_logits": _masks,
@@ -193,6 +222,7 @@ DRAWS: dict[str, Draw] = {
     "mla_prep": _mla_prep,
     "mla_slots": _attend,
     "moe_boxes": lambda g: moe_permute.make_box_inputs(_moe(g)),
+    "moe_choose": _choose,
     "moe_combine": lambda g: moe_permute.make_combine_inputs(_moe(g, 128 * g.randrange(1, 20), most=100)),
     "moe_route": _route,
     "moe_scatter": lambda g: moe_permute.make_scatter_inputs(_moe(g, 128 * g.randrange(1, 20), most=100)),
@@ -209,6 +239,7 @@ DRAWS: dict[str, Draw] = {
     "tile_hidden": lambda g: expert_tiles.make_hidden_inputs(_products(g)),
     "tile_out": lambda g: expert_tiles.make_out_inputs(_products(g)),
     "topk_slots": _topk,
+    "value_quant": _values,
 }
 
 
