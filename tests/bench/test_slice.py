@@ -37,7 +37,7 @@ class LLM:
 @pytest.mark.parametrize("name", slice.SLICES)
 def test_every_slice_is_a_model_for_the_fused_ops(name: str, tmp_path: Path) -> None:
     slice.write_config(tmp_path, slice.SLICES[name])
-    config = load_model_config(tmp_path, {})
+    config = load_model_config(tmp_path)
     assert why_not(config) is None
     assert config.num_hidden_layers == (7 if name == "v32-slice7" else 61)
 

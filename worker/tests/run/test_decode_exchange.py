@@ -52,8 +52,8 @@ class Steps:
     def run(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
         """-> slots, positions, token ids as the step saw them."""
         exchange = self.exchange
-        options = {"num_rows": size, "page_size": 64}
-        seen = decode_inputs(exchange.given, exchange.turn, self.last_tokens, self.tables, **options)
+        ring = exchange.given, exchange.turn
+        seen = decode_inputs(*ring, self.last_tokens, self.tables, num_rows=size, page_size=64)
         token_ids = torch.full((size,), 100 + self.number)
         finite = torch.ones(size, dtype=torch.bool)
         decode_results(token_ids, finite, seen[0], self.last_tokens, self.kept, exchange.results, exchange.turn)
