@@ -123,7 +123,11 @@ class DecodeGraphs:
         short = max(row.start for row in rows) < self._model.config.index_topk
         replay = self._replay(size, short)  # first: a capture fills the exchange itself
         self._exchange.give(rows, size)
-        replay()
+        try:
+            replay()
+        except Exception:
+            self._exchange.agree()  # else the next step would find this one's rows
+            raise
         told = self._exchange.results_of_last(num_rows)
         return Decoded(self._logits[:num_rows], self._kept[0, :num_rows], *told)
 

@@ -105,3 +105,13 @@ def test_a_rehearsal_is_padding_and_does_not_count() -> None:
     steps.exchange.give([_row(3, 64)], 1)
     assert steps.run(1)[1].tolist() == [64]
     assert steps.exchange.results_of_last(1)[0].tolist() == [104]
+
+
+def test_a_step_that_never_ran_does_not_leave_its_rows_to_the_next() -> None:
+    steps = Steps()
+    steps.exchange.give([_row(1, 5)], 1)
+    steps.exchange.agree()
+    steps.exchange.give([_row(2, 7)], 1)
+    slots, positions, _ = steps.run(1)
+    assert (slots.tolist(), positions.tolist()) == ([2], [7])
+    assert steps.exchange.results_of_last(1)[0].tolist() == [100]

@@ -17,7 +17,9 @@ from baleen_worker.step import Admission, PlannedRow, StepPlan
 from driver import Driver, Sequence, build, prompt
 
 if TYPE_CHECKING:
-    from baleen_worker.step import BuiltRunner
+    from collections.abc import Callable
+
+    from baleen_worker.step import BuiltRunner, Runner, StepHandle
 
 MICRO = Path(__file__).parents[3] / "models" / "micro"
 GREEDY = SamplingParams(max_tokens=6, seed=0, temperature=0.0)
@@ -102,7 +104,7 @@ def test_padded_decode_steps_give_the_same_tokens(
     assert len(replayed) >= 4
 
 
-def _tokens_from_the_device(runner: ModelRunner, kinds: list[SamplingParams]) -> list[list[int]]:
+def _tokens_from_the_device(runner: Runner, kinds: list[SamplingParams]) -> list[list[int]]:
     """Of steps whose rows are fed what the step before sampled, which the host has not seen."""
     known = [prompt(20 + 7 * n, n, vocab_size=2048) for n in range(len(kinds))]
     admissions = [Admission(n, kind, tuple(known[n]), len(known[n])) for n, kind in enumerate(kinds)]
@@ -122,6 +124,34 @@ def _tokens_from_the_device(runner: ModelRunner, kinds: list[SamplingParams]) ->
 def test_a_graph_is_fed_what_was_sampled_beside_it(built: BuiltRunner, kinds: list[SamplingParams]) -> None:
     padded = _runner(built, capture=run_directly, graph_sizes=(2, 5))
     assert _tokens_from_the_device(padded, kinds) == _tokens_from_the_device(_runner(built), kinds)
+
+
+def test_a_launch_that_raised_leaves_the_next_one_alone(built: BuiltRunner) -> None:
+    """The step is launched again with the same rows, as the engine does."""
+    launches: list[str] = []
+
+    def capture(step: Callable[[], None]) -> Callable[[], None]:
+        def replay() -> None:
+            launches.append("raised" if len(launches) == 2 else "ran")
+            if launches[-1] == "raised":
+                raise RuntimeError("out of memory")
+            step()
+
+        return replay
+
+    class Patient:
+        """A runner that is asked once more."""
+
+        def launch(self, plan: StepPlan) -> StepHandle:
+            try:
+                return runner.launch(plan)
+            except RuntimeError:
+                return runner.launch(plan)
+
+    runner = _runner(built, capture=capture, graph_sizes=(4,))
+    found = _tokens_from_the_device(Patient(), [GREEDY] * 4)
+    assert found == _tokens_from_the_device(_runner(built), [GREEDY] * 4)
+    assert launches.count("raised") == 1
 
 
 def test_the_sink_takes_what_padding_writes(built: BuiltRunner) -> None:
