@@ -87,14 +87,15 @@ def draw(plot: Plot | Bars, path: Path) -> None:
     mpl.rcParams["svg.hashsalt"] = "baleen"
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4))
+    inches = max(7, len(plot.groups) / 5) if isinstance(plot, Bars) else 7
+    figure, axes = pyplot.subplots(figsize=(inches, 4))
     if isinstance(plot, Bars):
         width = 0.8 / len(plot.series)
         for number, (label, values) in enumerate(plot.series.items()):
             places = [group + number * width for group in range(len(plot.groups))]
             axes.bar_label(axes.bar(places, values, width, label=label), fmt="%.0f", fontsize=7)
         places = [group + 0.4 - width / 2 for group in range(len(plot.groups))]
-        axes.set_xticks(places, plot.groups, rotation=60 if len(plot.groups) > 8 else 0)
+        axes.set_xticks(places, plot.groups, rotation=90 if len(plot.groups) > 8 else 0)
         axes.set(title=plot.title, ylabel=plot.y_label)
     else:
         for label, points in plot.series.items():
