@@ -2,10 +2,10 @@
 
 Rate, without a model: pages of the released size (61 layers, FP8) go from one process to another, digests,
 generations and acknowledgements included; in turn, as many bytes go over a bare socket, from one buffer to another.
-Added time: prompts of 1K tokens that nothing knows go to a prefill and a decode worker, one at a time, in turn with whole
-requests to the decode worker. Where nothing is computed (the fake runner), the difference is the handover's own. With the
-micro model a prompt takes a second of a processor, give or take more than the handover lasts: that is written down with
-its spread, and no limit can be held against it.
+Added time: prompts of 1K tokens that nothing knows go to a prefill and a decode worker, one at a time, in turn with
+whole requests to the decode worker. Where nothing is computed (the fake runner), the difference is the handover's own.
+With the micro model a prompt takes a second of a processor, give or take more than the handover lasts: that is written
+down with its spread, and no limit can be held against it.
 """
 
 from __future__ import annotations
