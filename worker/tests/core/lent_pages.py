@@ -59,7 +59,7 @@ class SharedPages:
         return [xxh3_64_intdigest(_page(self._memory, page), seed=1) for page in pages]
 
     def fill(self, sources: Sequence[int], theirs: Sequence[int], ours: Sequence[int]) -> Callable[[], list[int]]:
-        raise NotImplementedError
+        raise AssertionError("lent memory is read through what `borrow` returns, not by the device of a stand-in")
 
     def lend(self) -> bytes:
         return msgspec.msgpack.encode((self._memory.name, [region.page_bytes for region in self.regions]))
