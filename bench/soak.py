@@ -2,10 +2,10 @@
 
 Gateway, head, rank and the server of grammar trials run as an operator starts them, with the fake runner, whose pages
 and tokens are certified, or with the micro model on a GPU (`--device cuda`), in few pages that are poisoned when they
-are given back: requests are preempted and cached pages evicted all the time. Five times as many clients as there are
-slots ask over HTTP for plain, streamed, constrained and impossible things with prompts that share prefixes; a fifth of
-them leave early. Every answer is checked. The memory of every process is sampled; its slope is a least-squares line
-over the second half. At the end all must be given back.
+are given back: requests are preempted and cached pages evicted all the time. Five to ten times as many clients as
+there are slots ask over HTTP for plain, streamed, constrained and impossible things with prompts that share prefixes; a
+fifth of them leave early. Every answer is checked. The memory of every process is sampled; its slope is a least-squares
+line over the second half. At the end all must be given back.
 
 What is held before is told after a warm-up with the same load, in which pools of threads and capped caches fill.
 
@@ -33,7 +33,8 @@ from harness.processes import MICRO_MODEL, Gateway, free_port, wait_for, worker_
 from report import Bar, Plot, write
 from soak_load import Crowd
 
-NUM_CLIENTS = 160
+# A GPU answers faster than clients ask, unless they are more.
+NUM_CLIENTS = {"none": 160, "cpu": 160, "cuda": 320}
 SAMPLE_S = 5.0
 SETTLE_S = 30.0  # for the last answers, and for writing down what was seen
 START_TIMEOUT_S = 300.0  # kernels may have to be compiled
@@ -107,13 +108,14 @@ def settled(gateway: Gateway) -> bool:
 
 
 async def soak(gateway: Gateway, crowd: Crowd, seconds: float) -> tuple[list[Sample], list[dict[str, float]]]:
-    """What was seen of the stack while the crowd was at work."""
+    """What was seen of the stack while the crowd was at work; its load for as long as they asked for more."""
     began_s = time.monotonic()
     work = asyncio.create_task(crowd.run(seconds))
     samples, loads = [], []
     while not work.done():
         samples.append(await asyncio.to_thread(sample, gateway, began_s))
-        loads.append(await asyncio.to_thread(gateway.metrics))
+        if time.monotonic() - began_s < seconds:
+            loads.append(await asyncio.to_thread(gateway.metrics))
         await asyncio.wait([work], timeout=SAMPLE_S)
     work.result()
     return samples, loads
@@ -137,18 +139,19 @@ def main() -> None:
     arguments = parser.parse_args()
     began_s = time.monotonic()
     port, asks_model = free_port(), arguments.device != "none"
+    num_clients = NUM_CLIENTS[arguments.device]
     flags = f"{RUNNER_FLAGS[arguments.device]} {FLAGS} --metrics-port {port}"
     # Programs of the harness get a clean environment; packages that are not installed are named to them.
     path = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
     with Gateway("serve", str(MICRO_MODEL), *flags.split(), env=path) as gateway:
         gateway.ready(START_TIMEOUT_S)
-        warm_up = Crowd(gateway.url, NUM_CLIENTS, 0, asks_model=asks_model)
+        warm_up = Crowd(gateway.url, num_clients, 0, asks_model=asks_model)
         asyncio.run(warm_up.run(arguments.warm_up_minutes * 60))
         wait_for("the warm-up has ended", lambda: settled(gateway))
         httpx.post(f"{gateway.url}/flush_cache").raise_for_status()
         time.sleep(2)  # connections of the warm-up are closed by then
         before = sample(gateway, time.monotonic())
-        crowd = Crowd(gateway.url, NUM_CLIENTS, arguments.seed, asks_model=asks_model)
+        crowd = Crowd(gateway.url, num_clients, arguments.seed, asks_model=asks_model)
         seconds = arguments.minutes * 60
         if arguments.end_within is not None:
             seconds = min(seconds, began_s + arguments.end_within - SETTLE_S - time.monotonic())

@@ -69,27 +69,30 @@ class Crowd:
     async def run(self, seconds: float) -> None:
         """Asks for so long, then lets every client end its last request. Wrong answers are noted in the tally."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._size)
-        async with httpx.AsyncClient(base_url=self._url, timeout=600, limits=limits) as http:
-            clients = [asyncio.create_task(self._client(http, number)) for number in range(self._size)]
+        async with (
+            httpx.AsyncClient(base_url=self._url, timeout=600, limits=limits) as http,
+            Client(self._url, api_key=None, timeout_s=600, parallel=self._size) as asker,
+        ):
+            clients = [asyncio.create_task(self._client(http, asker, number)) for number in range(self._size)]
             timer = asyncio.create_task(asyncio.sleep(seconds))
             await asyncio.wait([timer, *clients], return_when=asyncio.FIRST_COMPLETED)
             self._over = True
             timer.cancel()
             await asyncio.gather(*clients)
 
-    async def _client(self, http: httpx.AsyncClient, number: int) -> None:
+    async def _client(self, http: httpx.AsyncClient, asker: Client, number: int) -> None:
         g = random.Random(f"{self._seed} {number}")
         while not self._over:
             [kind] = g.choices([*KINDS], [*KINDS.values()])
             try:
-                await self._ask(http, kind, g)
+                await self._ask(http, asker, kind, g)
             except (WrongAnswerError, TransportError, jsonschema.ValidationError, ValueError, httpx.HTTPError) as error:
                 self.tally.wrong.append(f"{kind}: {type(error).__name__}: {error}"[:500])
 
-    async def _ask(self, http: httpx.AsyncClient, kind: str, g: random.Random) -> None:
+    async def _ask(self, http: httpx.AsyncClient, asker: Client, kind: str, g: random.Random) -> None:
         match kind:
             case "plain" if self._questions:
-                await self._question(g)
+                await self._question(asker, g)
             case "plain":
                 await self._plain(http, g)
             case "schema":
@@ -112,10 +115,9 @@ class Crowd:
         _require(found == wanted, f"other tokens after a prompt of {len(body['prompt'])}")
         self.tally.tokens += len(found)
 
-    async def _question(self, g: random.Random) -> None:
+    async def _question(self, asker: Client, g: random.Random) -> None:
         kind, question = g.choice(self._questions)
-        async with Client(self._url, api_key=None, timeout_s=600, parallel=1) as client:
-            answer = await client.ask("micro", question, Sampling(SUITES[kind].max_tokens), seed=0)
+        answer = await asker.ask("micro", question, Sampling(SUITES[kind].max_tokens), seed=0)
         self.tally.missed += not question.grade(answer)
         self.tally.tokens += answer.completion_tokens
 

@@ -92,7 +92,7 @@ def _variant(
         return [{"variant": name, "error": "no time was left"}]
     built = None
     try:
-        sizes = sorted({batch for batch, _ in cases})
+        sizes = sorted({batch for batch, _ in cases} | ({steady.BATCH} if options.steady else set()))
         context = {"context_length": steady.CONTEXTS[-1] + slice7.CHUNK} if options.steady else {}
         built = slice7.build(sizes=sizes, changes=slice7.SLICES[options.slice], **context, **VARIANTS[name])
         start = {"variant": name, "start_s": round(time.monotonic() - started, 1), "features": list(built.features)}
