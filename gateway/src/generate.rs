@@ -137,11 +137,11 @@ impl Generator {
     }
 
     /// Submits every choice of `spec` to one worker, or to one pair, that has all it takes. `arrived` is when the
-    /// client's request came in.
+    /// client's request came in. Waits a moment where nobody can serve it and somebody is about to.
     ///
     /// # Errors
     /// No worker is ready, or none of them can do all that is asked for.
-    pub fn start(
+    pub async fn start(
         self: &Arc<Self>,
         spec: GenerateSpec,
         tokenizer: &Arc<Tokenizer>,
@@ -161,8 +161,9 @@ impl Generator {
             return Err(GenerateError::Worker(Failure::poison()));
         }
         let search = Search { submissions: &submissions, needs: &needs, avoided: &[] };
-        let placements = self.place_newcomer(&search, generation.mailbox())?;
-        self.limits.note_request(now);
+        let place = || self.place_newcomer(&search, generation.mailbox());
+        let placements = self.pool.attempt_while_recovering(place).await?;
+        self.limits.note_request(Instant::now());
         self.lock().insert(generation.id, Arc::downgrade(generation.mailbox()));
         generation.hold(placements, submissions, needs);
         Ok(generation)

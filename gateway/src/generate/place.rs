@@ -70,17 +70,27 @@ impl Generator {
         if let (true, Some(need)) = (able.is_empty(), needs::unmet(search.needs, &ready)) {
             return Err(self.unable(need.clone()));
         }
-        let mut able = in_good_standing(able);
+        // Those that are set aside too where the others have no way to serve it.
+        self.place_among(search, in_good_standing(&able), mailbox)
+            .or_else(|| self.place_among(search, able, mailbox))
+            .ok_or_else(|| GenerateError::NoWorker(self.why_not_ready()))
+    }
+
+    fn place_among(
+        &self,
+        search: &Search<'_>,
+        mut able: Vec<ReadyWorker>,
+        mailbox: &Arc<Mailbox>,
+    ) -> Option<Vec<Placement>> {
         let is_disaggregated = able.iter().any(|worker| worker.info.role != Role::Unified);
         if is_disaggregated && search.only_scores() {
             // Nothing is decoded: the prompt's scores come from the worker that computes it.
             able.retain(|worker| worker.info.role == Role::Prefill);
         }
-        let placed = match is_disaggregated && !search.only_scores() {
+        match is_disaggregated && !search.only_scores() {
             true => self.place_on_pair(search, &mut able, mailbox),
             false => self.place_on_one(search, &mut able, mailbox),
-        };
-        placed.ok_or_else(|| GenerateError::NoWorker(self.why_not_ready()))
+        }
     }
 
     fn place_on_one(
@@ -157,10 +167,10 @@ impl Generator {
         ))
     }
 
-    /// Whether a worker that is not ready may become so.
+    /// Whether a worker that is not ready may become so, or a pair open.
     pub(super) fn may_come(&self) -> bool {
         let may_come = |condition| matches!(condition, Condition::Draining | Condition::NotReady(_));
-        self.pool.slots().iter().any(|slot| may_come(slot.condition()))
+        self.pool.has_closed_pairs() || self.pool.slots().iter().any(|slot| may_come(slot.condition()))
     }
 
     /// Submits what nobody suspects: away from workers on which suspects are tried, where there are others.
@@ -229,11 +239,11 @@ fn submit_pair(
 }
 
 /// Without the workers that are set aside for their failures, unless that leaves nobody for a role.
-fn in_good_standing(workers: Vec<ReadyWorker>) -> Vec<ReadyWorker> {
+fn in_good_standing(workers: &[ReadyWorker]) -> Vec<ReadyWorker> {
     let now = Instant::now();
     let allowed: Vec<bool> = workers.iter().map(|worker| worker.breaker().allows(now)).collect();
     if allowed.iter().all(|&allowed| allowed) {
-        return workers;
+        return workers.to_vec();
     }
     let good = workers.iter().zip(&allowed).filter(|(_, allowed)| **allowed);
     let good_roles: Vec<Role> = good.map(|(worker, _)| worker.info.role).collect();

@@ -129,7 +129,7 @@ async fn start(
     arrival: Arrival,
     prepare: Work<Prepared>,
 ) -> Result<Started, ApiError> {
-    app.refusal().map_or(Ok(()), Err)?;
+    app.pool.attempt_while_recovering(|| app.refusal().map_or(Ok(()), Err)).await?;
     request.admitted = Some(app.admission.admit(&request.caller).await?);
     let model = app.model().cloned().ok_or_else(|| ApiError::not_ready(app.generator.why_not_ready()))?;
     let body = read_body(arrival.body, app.config.limits.max_body_bytes).await?;
@@ -143,7 +143,7 @@ async fn start(
     // The worker stops by itself where this gateway should not get to tell it.
     spec.deadline_ms = Some(u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1));
     let num_prompt_tokens: usize = spec.prompts.iter().map(|prompt| prompt.token_ids.len()).sum();
-    request.generation = Some(app.generator.start(spec, &model.tokenizer, arrival.at)?);
+    request.generation = Some(app.generator.start(spec, &model.tokenizer, arrival.at).await?);
     request.caller.charge_prompt(u32::try_from(num_prompt_tokens).unwrap_or(u32::MAX));
     Ok(Started { stream, answer, deadline })
 }

@@ -18,6 +18,7 @@ use crate::route::prefix::SharedPrefixIndex;
 
 mod keeper;
 mod pairs;
+mod recovery;
 
 use keeper::Keeper;
 #[cfg(feature = "kubernetes")]
@@ -129,6 +130,8 @@ pub struct WorkerSlot {
     last_boot_epoch: AtomicU64,
     /// An operator wants no new requests to go there.
     is_set_aside: AtomicBool,
+    /// Its stream broke, and has not been tried again yet.
+    is_returning: AtomicBool,
     keeper: OnceLock<AbortHandle>,
 }
 
@@ -150,6 +153,7 @@ impl WorkerSlot {
             breaker: Mutex::default(),
             last_boot_epoch: AtomicU64::new(0),
             is_set_aside: AtomicBool::new(false),
+            is_returning: AtomicBool::new(false),
             keeper: OnceLock::new(),
         })
     }

@@ -100,6 +100,8 @@ struct State {
     streams: Mutex<Vec<Arc<Outgoing>>>,
     probe: Mutex<Probe>,
     num_probes: AtomicU64,
+    /// Whether trials of pages wait for their outcome.
+    holds_probes: watch::Sender<bool>,
     /// What every call must show as `authorization`.
     shown_key: Mutex<Option<String>>,
 }
@@ -139,6 +141,7 @@ impl FakeWorker {
             streams: Mutex::default(),
             probe: Mutex::new(Arc::new(|_| String::new())),
             num_probes: AtomicU64::new(0),
+            holds_probes: watch::Sender::new(false),
             shown_key: Mutex::default(),
         });
         let service = WorkerServer::new(Service(state.clone())).max_decoding_message_size(64 << 20);
@@ -186,6 +189,11 @@ impl FakeWorker {
     pub fn set_probe(&self, probe: impl Fn(&wire::ProbeTransferRequest) -> String + Send + Sync + 'static) {
         *self.state.probe.lock().unwrap() = Arc::new(probe);
         self.change_info(|info| info.features.push("probe_transfer".into()));
+    }
+
+    /// While held, a trial of pages gives neither success nor failure.
+    pub fn hold_probes(&self, hold: bool) {
+        self.state.holds_probes.send_replace(hold);
     }
 
     /// How often a page was tried.
@@ -359,6 +367,8 @@ impl Worker for Service {
         request: Request<wire::ProbeTransferRequest>,
     ) -> Result<Response<wire::ProbeTransferResponse>, Status> {
         self.0.num_probes.fetch_add(1, Ordering::Relaxed);
+        // Its sender is this worker's own.
+        let _ = self.0.holds_probes.subscribe().wait_for(|holds| !holds).await;
         let probe = self.0.probe.lock().unwrap().clone();
         let failure = probe(request.get_ref());
         Ok(Response::new(wire::ProbeTransferResponse { duration_us: 1, failure }))

@@ -18,6 +18,7 @@ mod lifecycle;
 mod messages;
 mod openapi;
 mod pairs;
+mod recovery;
 mod replay;
 mod responses;
 mod supervisor;

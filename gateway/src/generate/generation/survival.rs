@@ -169,7 +169,11 @@ impl Generation {
                 self.survival.stranded.push(index);
                 // A worker on which another suspect is tried is free again soon.
                 let may_come = !trials.is_empty() || self.generator.may_come();
-                is_hopeless |= kind == FailureKind::Unavailable || !may_come;
+                // One that was turned away waits only for those that are nearly there.
+                is_hopeless |= match kind {
+                    FailureKind::Unavailable => !self.generator.pool.is_recovering(),
+                    _ => !may_come,
+                };
             }
         }
         Ok(is_hopeless)

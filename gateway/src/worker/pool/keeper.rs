@@ -80,6 +80,7 @@ impl Keeper {
                     true => self.set(Condition::Ready, Some(worker.clone())),
                     false => self.set(Condition::Draining, None),
                 }
+                self.slot.is_returning.store(false, Ordering::Release);
             }
             let news = tokio::select! {
                 news = inbound.deliver_next() => news,
@@ -97,6 +98,9 @@ impl Keeper {
                 break WorkerError::Stalled;
             }
         };
+        // One that hangs or shuts down is not back soon.
+        let returns = !is_draining && !matches!(error, WorkerError::Stalled | WorkerError::Silent);
+        self.slot.is_returning.store(returns, Ordering::Release);
         self.set(Condition::NotReady(error.to_string()), None);
         link.close(&Failure::lost(format!(
             "The worker that computed this request was lost ({error}). Send the request again."
@@ -134,6 +138,9 @@ impl Keeper {
         let news = was_ready || self.slot.condition() != condition;
         if news && self.slot.address.borrow().is_some() {
             warn!(worker = %self.slot.name, reason = %error, "worker is not ready");
+        }
+        if !was_ready {
+            self.slot.is_returning.store(false, Ordering::Release);
         }
         self.set(condition, None);
     }

@@ -54,6 +54,17 @@ impl Pairs {
             .collect()
     }
 
+    /// Whether a pair is tried for the first time since both are connected.
+    pub(super) fn are_tried(&self, ready: &[ReadyWorker]) -> bool {
+        let trials = self.lock();
+        let is_open_question = |(prefill, decode): (&ReadyWorker, &ReadyWorker)| {
+            trials
+                .get(&(prefill.connection, decode.connection))
+                .is_none_or(|trial| !trial.passed && trial.failure.is_none())
+        };
+        tryable(ready).any(is_open_question)
+    }
+
     /// One sentence for each pair that no page has come through yet.
     pub(super) fn obstacles(&self, ready: &[ReadyWorker]) -> Vec<String> {
         let trials = self.lock();
