@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::place::Life;
@@ -34,6 +34,8 @@ pub(super) struct ReplayLimits {
     trials: Mutex<Vec<(Life, Arc<AtomicBool>)>>,
     /// As many as there are: looked at by every request, and nearly always 0.
     num_trials: AtomicUsize,
+    /// Held while a suspect is given a worker.
+    placing_suspect: Mutex<()>,
     /// Prompts in `deaths`: looked at by every request, and nearly always 0.
     num_suspects: AtomicUsize,
 }
@@ -99,6 +101,12 @@ impl ReplayLimits {
         let trials = self.trials.lock().unwrap_or_else(PoisonError::into_inner);
         let of_worker = trials.iter().filter(|(other, _)| *other == worker);
         of_worker.for_each(|(_, is_spoilt)| is_spoilt.store(true, Ordering::Relaxed));
+    }
+
+    /// To be held from a look at `trials` to `begin_trial`: two suspects on two threads would both find room for one, and
+    /// leave no worker to newcomers.
+    pub(super) fn one_suspect_at_a_time(&self) -> MutexGuard<'_, ()> {
+        self.placing_suspect.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A suspect is tried on these workers.

@@ -175,6 +175,53 @@ async fn a_request_whose_streams_break_is_not_called_the_cause() {
     assert_eq!(workers.iter().map(FakeWorker::num_submits).sum::<usize>(), 4);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn suspects_are_tried_one_after_the_other_however_many_threads_there_are() {
+    const TRIAL: Duration = Duration::from_millis(5);
+    const NUM_SUSPECTS: usize = 60;
+    let dead = FakeWorker::start_as(Role::Unified, |_| say("Yes.")).await;
+    let gateway = Arc::new(in_front_of(&[&dead]).await);
+    // A fifth of the requests may be tried again.
+    for _ in 0..5 * NUM_SUSPECTS {
+        gateway.ask(CHAT, &hello(&json!({}))).await;
+    }
+    dead.set_script(|_| vec![Act::Hang]);
+    let asked: Vec<_> = (0..NUM_SUSPECTS)
+        .map(|_| {
+            let gateway = gateway.clone();
+            tokio::spawn(async move { gateway.ask(CHAT, &hello(&json!({}))).await })
+        })
+        .collect();
+    let begun = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let trying = |begun: Arc<std::sync::Mutex<Vec<std::time::Instant>>>| {
+        move |_: &wire::Submit| {
+            begun.lock().unwrap().push(std::time::Instant::now());
+            [vec![Act::Wait(TRIAL)], say("Yes.")].concat()
+        }
+    };
+    let heirs = [
+        FakeWorker::start_as(Role::Unified, trying(begun.clone())).await,
+        FakeWorker::start_as(Role::Unified, trying(begun.clone())).await,
+    ];
+    gateway.until("all run", |_| dead.num_running() == asked.len()).await;
+    for heir in &heirs {
+        let spec = baleen_gateway::worker::pool::WorkerSpec::at(
+            heir.address.to_string(),
+            baleen_gateway::worker::Role::Unified,
+        );
+        gateway.app.pool.add(spec).unwrap();
+    }
+    gateway.until("all are ready", |app| app.pool.ready().len() == 3).await;
+    dead.kill();
+    for answer in asked {
+        assert_eq!(answer.await.unwrap()["choices"][0]["message"]["content"], "Yes.");
+    }
+    // A trial lasts until its first token, so none begins before that of the last one.
+    let begun = begun.lock().unwrap();
+    let gaps: Vec<Duration> = begun.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(gaps.len() == NUM_SUSPECTS - 1 && gaps.iter().all(|gap| *gap >= TRIAL), "{gaps:?}");
+}
+
 #[tokio::test]
 async fn a_worker_that_fails_everything_is_set_aside() {
     let failing = |_: &wire::Submit| vec![Act::Fail(wire::ErrorCode::Internal, "", "Something broke.")];

@@ -163,7 +163,9 @@ impl Generation {
                     continue;
                 }
             }
-            let trials = if choice.attempts.is_suspect() { self.generator.limits.trials() } else { Vec::new() };
+            let (is_suspect, limits) = (choice.attempts.is_suspect(), self.generator.limits.clone());
+            let _one_at_a_time = is_suspect.then(|| limits.one_suspect_at_a_time());
+            let trials = if is_suspect { limits.trials() } else { Vec::new() };
             let has_room = trials.is_empty() || self.generator.has_room_for_trial(&trials);
             if !has_room || !self.take_up(index, kind, &trials) {
                 self.survival.stranded.push(index);
