@@ -24,7 +24,7 @@ from baleen_worker.logit_processors import LogitProcessorError, ProcessorContext
 from baleen_worker.logit_state import LogitState
 from baleen_worker.model.fused.model import FusedModel
 from baleen_worker.sampler import SampleSpec, logprobs_of, sample
-from baleen_worker.staging import Fetch, list_to_device
+from baleen_worker.staging import Fetch, list_to_device, raise_if_lost
 from baleen_worker.step import PlannedRow, StepOutput, StepPlan, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -103,6 +103,13 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> _ModelStep:
         """See `Runner`."""
+        try:
+            return self._launch(plan)
+        except RuntimeError as error:
+            raise_if_lost(self._device, error)
+            raise
+
+    def _launch(self, plan: StepPlan) -> _ModelStep:
         plan = msgspec.structs.replace(plan, rows=list(plan.rows))
         for admission in plan.admissions:
             self._logit_state.admit(admission)
@@ -230,7 +237,11 @@ class _ModelStep:
 
     def collect(self) -> StepOutput:
         """See `StepHandle`."""
-        self._fetch.wait()
+        try:
+            self._fetch.wait()
+        except RuntimeError as error:
+            raise_if_lost(self._fetch.device, error)
+            raise
         token_ids: list[list[int]] = [[] for _ in self._plan.rows]
         output = StepOutput(self._plan.step, token_ids)
         for piece in self._sampled:

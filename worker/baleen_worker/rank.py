@@ -72,7 +72,7 @@ def main() -> int:
     except Exception as error:
         # A start that fails is explained by its sentence; afterwards only our own mistakes and broken devices end here.
         logger.log(logging.DEBUG if engine is None else logging.ERROR, "the rank ends", exc_info=True)
-        end.publish(Fatal(_sentence(error)))
+        _end_at_once(end, _sentence(error))
     end.close()
     return 1
 
@@ -124,7 +124,10 @@ def start_engine(
 
 
 def _end_at_once(end: RankEnd, sentence: str) -> NoReturn:
-    """For a thread beside the engine's, which is inside the runner and so uses no socket."""
+    """Gives nothing back: memory of a device that is lost cannot be.
+
+    Also for a thread beside the engine's, which is then inside the runner and so uses no socket.
+    """
     end.publish(Fatal(sentence))
     end.close()
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Copies between host and device that nobody waits for.
+"""Copies between host and device that nobody waits for, and what to make of a device that failed meanwhile.
 
 A copy from ordinary memory makes the host wait until the device has done all that was asked of it before; one from
 page-locked memory does not. PyTorch keeps such memory for reuse and knows when a copy out of it is done.
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
+from baleen_worker.step import DeviceLostError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +37,7 @@ class Fetch:
     """Results on their way to the host. Asked for while they are being computed, read after `wait`."""
 
     def __init__(self, device: torch.device) -> None:
+        self.device = device
         self._event = None if device.type == "cpu" else torch.cuda.Event()
 
     def take(self, tensor: Tensor) -> Tensor:
@@ -53,3 +56,16 @@ class Fetch:
         """Until all that was taken is there; does not wait for what was asked of the device afterwards."""
         if self._event is not None:
             self._event.synchronize()
+
+
+def raise_if_lost(device: torch.device, error: Exception) -> None:
+    """DeviceLostError where an error was one that a CUDA device does not recover from, such as an illegal access.
+
+    Every kernel library has errors of its own for that, so the device is asked.
+    """
+    if device.type == "cpu":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except torch.AcceleratorError:
+        raise DeviceLostError(" ".join(str(error).split())) from error

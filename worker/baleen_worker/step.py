@@ -81,6 +81,10 @@ class CopyError(RuntimeError):
     """Pages could not be copied: what the runner's pages contain is unknown, so it cannot go on."""
 
 
+class DeviceLostError(RuntimeError):
+    """The device computes nothing any more. The process must end without giving memory back: that can abort it."""
+
+
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """One step: copies come first, then admissions, then rows. Rows are decodes first, then prefill chunks.
 
@@ -139,7 +143,7 @@ class StepHandle(Protocol):
     """A step in flight."""
 
     def collect(self) -> StepOutput:
-        """Waits for the step and returns its output. Called once."""
+        """Waits for the step and returns its output. Called once. Raises as `Runner` does."""
         ...
 
 
@@ -147,7 +151,8 @@ class Runner(Protocol):
     """Executes plans. Holds tensors and pages' contents; knows nothing of queues, budgets or clients.
 
     Computing a row again at the same positions rewrites the same page contents: the engine relies on it to find the
-    one row that makes a step raise. By then a later step may have been launched; it is computed again as well.
+    one row that makes a step raise. By then a later step may have been launched; it is computed again as well. Nothing
+    is computed again after a DeviceLostError.
     """
 
     def launch(self, plan: StepPlan) -> StepHandle:

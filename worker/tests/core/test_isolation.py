@@ -10,7 +10,7 @@ from baleen_worker.fake_runner import FakeRunner
 from baleen_worker.messages import Flush, Flushed, Submit
 from baleen_worker.request import ErrorCode, FinishReason, Request
 from baleen_worker.scheduler import Scheduler, SchedulerLimits
-from baleen_worker.step import StepHandle, StepPlan
+from baleen_worker.step import DeviceLostError, StepHandle, StepOutput, StepPlan
 from engine_rig import VOCAB_SIZE, Ledger, Lines, answer_to, make_request
 
 POISON = 77
@@ -22,7 +22,7 @@ class BreakableRunner:
 
     def __init__(self) -> None:
         self.inner = FakeRunner(NUM_PAGES, VOCAB_SIZE)
-        self.broken = False
+        self.broken = self.lost = False
 
     def launch(self, plan: StepPlan) -> StepHandle:
         if self.broken:
@@ -134,6 +134,30 @@ def test_a_runner_that_computes_nothing_ends_the_engine(depth: int) -> None:
     with pytest.raises(RunnerBrokenError, match="the device is gone"):  # noqa: PT012 - at the latest at that turn
         for _ in range(depth + 1):
             worker.turn()
+
+
+def test_nothing_is_computed_again_on_a_device_that_is_lost(depth: int) -> None:
+    class Losable(BreakableRunner):
+        def launch(self, plan: StepPlan) -> StepHandle:
+            step = super().launch(plan)
+            return LostStep() if self.lost else step
+
+    class LostStep:
+        num_collected = 0
+
+        def collect(self) -> StepOutput:
+            LostStep.num_collected += 1
+            raise DeviceLostError("an illegal memory access was encountered")
+
+    runner = Losable()
+    worker = Worker(runner, depth)
+    worker.submit(*(make_request(key, [key + 1] * 70, 30) for key in range(3)))
+    worker.turn()
+    runner.lost = True
+    with pytest.raises(RunnerBrokenError, match="the device is lost: an illegal memory access"):  # noqa: PT012
+        for _ in range(depth + 1):
+            worker.turn()
+    assert LostStep.num_collected == 1
 
 
 def test_flush_is_refused_while_requests_are_live_and_drops_the_cache_afterwards() -> None:

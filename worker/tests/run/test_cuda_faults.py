@@ -26,7 +26,7 @@ FLAGS = (
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [
-        ("illegal access", "the model runner fails on any input"),
+        ("illegal access", "the device is lost: CUDA error: an illegal memory access"),
         ("endless kernel", "did not end within 3 s (--watchdog-timeout): the device hangs"),
     ],
 )
