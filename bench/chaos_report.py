@@ -1,6 +1,8 @@
 """Writes down what the chaos suite found: reads the ledgers that `make chaos` keeps and judges each again.
 
-python bench/chaos_report.py FOLDER
+Of runs whose ledgers were too large to keep, what was printed is taken: one line a verdict. A ledger counts first.
+
+python bench/chaos_report.py FOLDER [--printed LOG ...]
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from chaos.faults import ROWS
 from chaos.ledger import read
-from chaos.run import Verdict, verdict_of
+from chaos.run import Verdict, told, verdict_of
 from report import Bar, Bars, write
 
 
@@ -22,14 +24,22 @@ def main() -> int:
     """Exit code 1 when a schedule was broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder of ledgers")
-    folder: Path = parser.parse_args().folder
-    rows: dict[str, list[Verdict]] = defaultdict(list)
+    parser.add_argument("--printed", type=Path, nargs="+", default=[], metavar="LOG", help="what such a run printed")
+    options = parser.parse_args()
+    folder: Path = options.folder
+    found_of: dict[tuple[str, int], Verdict] = {}
+    for log in options.printed:
+        lines = log.read_text("utf-8").splitlines()
+        found_of |= {(verdict.row, verdict.seed): verdict for line in lines if (verdict := told(line))}
     for path in sorted(folder.glob("*.jsonl")):
         head = read(path)[0]
-        rows[head["row"]].append(verdict_of(head["row"], head["seed"], path))
+        found_of[head["row"], head["seed"]] = verdict_of(head["row"], head["seed"], path)
+    rows: dict[str, list[Verdict]] = defaultdict(list)
+    for (row, _), verdict in sorted(found_of.items()):
+        rows[row].append(verdict)
     if not rows:
         raise SystemExit(f"error: {folder} holds no ledger; `make chaos` writes them")
-    worst = {row: max(verdict.recovered_s or float("inf") for verdict in found) for row, found in rows.items()}
+    worst = {row: max(map(_recovery_s, found)) for row, found in rows.items()}
     every = [verdict for found in rows.values() for verdict in found]
     broken = [verdict for verdict in every if verdict.problems]
     measurements = {
@@ -57,6 +67,10 @@ def main() -> int:
     )
     write("chaos", measurements, bars, chart)
     return 1 if broken else 0
+
+
+def _recovery_s(verdict: Verdict) -> float:
+    return float("inf") if verdict.recovered_s is None else verdict.recovered_s
 
 
 if __name__ == "__main__":

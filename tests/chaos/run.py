@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import sys
 import tempfile
 import time
@@ -35,6 +36,10 @@ NUM_CLIENTS = 20
 SETTLE_S = 1.0
 RECOVERY_TIMEOUT_S = 60.0
 
+
+_TOLD = re.compile(
+    r"(ok|BROKEN) +(\S+) seed (\d+): (\d+) requests, (\d+) failed, (?:back in (\d+(?:\.\d+)?) s|never back)$"
+)
 
 # A row and a seed.
 Schedule = tuple[str, int]
@@ -193,6 +198,18 @@ def describe(verdict: Verdict) -> str:
     counts = f"{verdict.num_asked} requests, {verdict.num_failed} failed"
     line = f"{state:6} {verdict.row} seed {verdict.seed}: {counts}, {back}"
     return "\n".join([line, *(f"         {problem}" for problem in verdict.problems[:5])])
+
+
+def told(line: str) -> Verdict | None:
+    """The verdict that `describe` wrote as this line, its problems left out but for one; None for other lines."""
+    match = _TOLD.match(line)
+    if match is None:
+        return None
+    state, row, seed, num_asked, num_failed, recovered_s = match.groups()
+    problems = [] if state == "ok" else ["its ledger says more"]
+    return Verdict(
+        row, int(seed), problems, None if recovered_s is None else float(recovered_s), int(num_asked), int(num_failed)
+    )
 
 
 def _rows(names: Sequence[str]) -> Iterator[str]:

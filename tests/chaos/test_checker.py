@@ -9,6 +9,7 @@ import pytest
 from baleen_worker.fake_runner import expected_tokens
 from chaos.checker import EOS, judge
 from chaos.crowd import VOCAB_SIZE
+from chaos.run import Verdict, describe, told
 
 PROMPT = [5, 6, 7]
 TOKENS = expected_tokens(PROMPT, 4, VOCAB_SIZE, avoid_ids=(EOS,))
@@ -105,3 +106,12 @@ def test_a_fault_that_nobody_noticed_proves_nothing() -> None:
     assert judge([*ledger(), counted | {"count": 2}]) == []
     [problem] = judge([*ledger(), {"kind": "astray", "at": 3.0, "message": "decode 3 never came to 'arrived'"}])
     assert problem == "the schedule went astray: decode 3 never came to 'arrived'"
+
+
+@pytest.mark.parametrize("recovered_s", [0.0, 12.5, None])
+def test_what_is_printed_of_a_verdict_can_be_read_again(recovered_s: float | None) -> None:
+    sound, broken = (Verdict("kill-all", 7, problems, recovered_s, 120, 3) for problems in ([], ["late"]))
+    assert told(describe(sound)) == sound
+    first, *rest = describe(broken).splitlines()
+    assert told(first) == Verdict("kill-all", 7, ["its ledger says more"], recovered_s, 120, 3)
+    assert [told(line) for line in rest] == [None]
