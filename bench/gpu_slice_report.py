@@ -1,6 +1,9 @@
 """Files what `python -m baleen_bench slice7` measured: bench/results/<gpu>/slice7.json, of all variants, and its plots.
 
+With --steady, what `slice7 --steady` measured: context.json and its plot.
+
 python bench/gpu_slice_report.py MEASURED.json …, one file a variant, of one run. The page beside is written by hand.
+python bench/gpu_slice_report.py --steady MEASURED.json
 """
 
 from __future__ import annotations
@@ -13,13 +16,20 @@ from typing import Any
 
 from report import RESULTS, Plot, draw
 
+MOST_US_PER_K = 2.6
+HIDDEN_AT = 128
+
 
 def main() -> int:
     """Writes the files and names them."""
-    documents: list[dict[str, Any]] = [json.loads(Path(name).read_text("utf-8")) for name in sys.argv[1:]]
-    rows = [row for document in documents for row in document["measurements"] if "error" not in row]
+    is_steady = sys.argv[1:2] == ["--steady"]
+    names = sys.argv[2:] if is_steady else sys.argv[1:]
+    documents: list[dict[str, Any]] = [json.loads(Path(name).read_text("utf-8")) for name in names]
     folder = RESULTS / re.sub(r"[^a-z0-9]+", "-", documents[0]["hardware"]["gpu"].lower()).strip("-")
     folder.mkdir(parents=True, exist_ok=True)
+    if is_steady:
+        return file_steady(documents[0], folder / "context.json")
+    rows = [row for document in documents for row in document["measurements"] if "error" not in row]
     path = folder / "slice7.json"
     common = {name: documents[0][name] for name in ("benchmark", "commit", "hardware", "slice", "routing")}
     command = "; ".join(document["command"] for document in documents)
@@ -28,6 +38,28 @@ def main() -> int:
     draw(decode_plot(rows), path.with_suffix(".svg"))
     draw(prefill_plot(rows), folder / "slice7-prefill.svg")
     print(path, path.with_suffix(".svg"), folder / "slice7-prefill.svg", sep="\n")
+    return 0
+
+
+def file_steady(document: dict[str, Any], path: Path) -> int:
+    """The cost of context, as a line, and what of the host's time is not hidden."""
+    line = document["over_context"]
+    [widest] = [entry for entry in document["hidden"] if entry["batch"] == HIDDEN_AT]
+    slope, shown = line["us_per_query_per_k"], 1 - widest["share_hidden"]
+    bars = [
+        _bar("cost of 1K of context, a query, 61 layers", slope, MOST_US_PER_K, "us"),
+        _bar(
+            "cost of context, what no line explains (1 - R2)", 1 - line["r_squared"], 0.01, "of the variance"
+        ),
+        _bar(f"host time between steps that is not hidden, {HIDDEN_AT} rows", shown, 0.05, "of the host's time"),
+    ]
+    path.write_text(json.dumps(document | {"bars": bars}, indent=1) + "\n", "utf-8")
+    points = [(point["context"] / 1024, point["ms"]) for point in line["points"]]
+    fitted = [(k, line["base_ms"] + line["slope_ms_per_k"] * k) for k, _ in points]
+    title = f"Decode of v32-slice7 over context, {line['batch']} rows"
+    series = {f"Baleen, {document['variant']} keys": points, "a line": fitted}
+    draw(Plot(title, "K tokens of context", "ms a step", series), path.with_suffix(".svg"))
+    print(path, path.with_suffix(".svg"), sep="\n")
     return 0
 
 

@@ -100,7 +100,8 @@ def _variant(
         if options.steady:
             found = steady.everything(built, sizes)
             print(json.dumps(found), flush=True)
-            options.out.with_suffix(f".{name}.steady.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+            document = {**_header(options), "variant": name, **found}
+            options.out.with_suffix(f".{name}.steady.json").write_text(json.dumps(document, indent=1) + "\n", "utf-8")
             return rows
         for row in slice7.run_cases(built, cases, deadline_s=deadline_s):
             rows.append({"variant": name, **row, **_beside(options.slice, row)})
@@ -137,21 +138,25 @@ def _beside(name: str, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    document = {**_header(options), "measurements": rows}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+
+
+def _header(options: argparse.Namespace) -> dict[str, Any]:
+    """What was measured, of what and on what."""
     machine = describe()
     command = ["nvidia-smi", f"--query-gpu={_CLOCKS}", "--format=csv,noheader"]
     clocks = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
     hardware = {"gpu": machine.name, "clocks": f"{_CLOCKS}: {clocks}", "torch": torch.__version__, **machine.versions}
-    document = {
+    return {
         "benchmark": options.slice,
         "command": f"python -m baleen_bench {' '.join(sys.argv[1:])}",
         "commit": options.commit,
         "hardware": hardware,
         "slice": slice7.SLICES[options.slice],
         "routing": "uniform, at random",
-        "measurements": rows,
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 def _case(text: str) -> tuple[int, int]:
