@@ -48,9 +48,7 @@ def file_steady(document: dict[str, Any], path: Path) -> int:
     slope, shown = line["us_per_query_per_k"], 1 - widest["share_hidden"]
     bars = [
         _bar("cost of 1K of context, a query, 61 layers", slope, MOST_US_PER_K, "us"),
-        _bar(
-            "cost of context, what no line explains (1 - R2)", 1 - line["r_squared"], 0.01, "of the variance"
-        ),
+        _bar("cost of context, what no line explains (1 - R2)", 1 - line["r_squared"], 0.01, "of the variance"),
         _bar(f"host time between steps that is not hidden, {HIDDEN_AT} rows", shown, 0.05, "of the host's time"),
     ]
     path.write_text(json.dumps(document | {"bars": bars}, indent=1) + "\n", "utf-8")

@@ -99,6 +99,9 @@ def _variant(
         print(json.dumps(start), flush=True)
         if options.steady:
             found = steady.everything(built, sizes)
+            for row in found["decode"]:
+                limit = BAR_RANK_MS.get((options.slice, row["batch"], row["context"]))
+                row.update({} if limit is None else {"bar_ms": limit, "met": row["ms"] <= limit})
             print(json.dumps(found), flush=True)
             document = {**_header(options), "variant": name, **found}
             options.out.with_suffix(f".{name}.steady.json").write_text(json.dumps(document, indent=1) + "\n", "utf-8")

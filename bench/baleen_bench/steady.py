@@ -82,7 +82,7 @@ class SteadyRows:
     def __init__(self, built: BuiltRunner, batch: int, context: int) -> None:
         """ValueError if the pages do not hold the batch."""
         self._runner, self._batch, self._start = built.runner, batch, context
-        per_row = -(-(context + 4 * STEPS) // PAGE)
+        per_row = pages_of(context)
         if 1 + batch * per_row > built.num_pages:
             raise ValueError(f"{batch} rows of {context} tokens need {batch * per_row} pages, of {built.num_pages - 1}")
         order = (1 + torch.randperm(built.num_pages - 1, generator=torch.Generator().manual_seed(0))).tolist()
@@ -106,8 +106,8 @@ class SteadyRows:
         return (time.perf_counter() - started) / steps
 
     def profiled(self) -> None:
-        """Some steps."""
-        self.run()
+        """Fewer steps, since a profile holds every kernel of each."""
+        self.run(STEPS // 3)
 
     def _launch(self) -> StepHandle:
         first = self._step == 0
@@ -133,9 +133,34 @@ class SteadyRows:
 
 
 def everything(built: BuiltRunner, sizes: Sequence[int]) -> dict[str, Any]:
-    """The cost of context at `BATCH` rows, or the most that are captured, and the host's time hidden at every size."""
-    slope = over_context(built, min(BATCH, max(sizes)), CONTEXTS)
-    return {"over_context": slope, "hidden": [asdict(hidden(built, size, CONTEXTS[0])) for size in sizes]}
+    """Of every size, a step's time at the shortest context and the host's time hidden; and what context costs.
+
+    The latter at `BATCH` rows, or the most that are captured, over those contexts whose pages there are.
+    """
+    batch = min(BATCH, max(sizes))
+    fitting = [context for context in CONTEXTS if 1 + batch * pages_of(context) <= built.num_pages]
+    slope = over_context(built, batch, fitting)
+    decode = [{"batch": size, "context": CONTEXTS[0], "ms": step_ms(built, size, CONTEXTS[0])} for size in sizes]
+    return {
+        "over_context": slope,
+        "decode": decode,
+        "hidden": [asdict(hidden(built, size, CONTEXTS[0])) for size in sizes],
+    }
+
+
+def pages_of(context: int) -> int:
+    """Of one row, with the steps that are measured."""
+    return -(-(context + 4 * STEPS) // PAGE)
+
+
+def step_ms(built: BuiltRunner, batch: int, context: int) -> float:
+    """The mean of some passes."""
+    total = 0.0
+    for _ in range(PASSES):
+        rows = SteadyRows(built, batch, context)
+        rows.run(8)
+        total += 1e3 * rows.run() / PASSES
+    return total
 
 
 def over_context(built: BuiltRunner, batch: int, contexts: Sequence[int]) -> dict[str, Any]:
