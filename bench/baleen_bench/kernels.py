@@ -18,6 +18,7 @@ from baleen_kernels import (
     index_scores,
     indexer_prep,
     mha_dense,
+    mla_pages,
     mla_prep,
     mla_slots,
     moe_route,
@@ -99,6 +100,8 @@ def measurements() -> Iterator[Measurement]:
             make = lambda n=num_slots, p=packed, b=backend: _attend(4096, b, packed=p, num_slots=n)  # noqa: E731
             least = 400.0 if (backend, packed) == ("triton", False) else None
             yield Measurement("mla_slots", backend, name, make, least_tflops=least)
+    for rows, keys in ((1, 131_072), (16, 32_768), (128, 4096)):
+        yield Measurement("mla_pages", "triton", f"{rows}x{keys}", lambda r=rows, n=keys: _attend_pages(r, n))
     yield Measurement("mha_dense", "fa3", "8x2048", _dense)
     for tokens in (1, 16, 64, 128):
         for out, width in ((4096, HIDDEN), (HIDDEN, 2048)):
@@ -289,6 +292,16 @@ def _attend(tokens: int, backend: str, *, packed: bool, num_slots: int = 1 << 16
     call = lambda: mla_slots.mla_slots(q, latents, slots, softmax_scale=0.1, backend=backend)  # noqa: E731
     num_bytes = min(tokens * topk * latents.stride(0) * float(latents.element_size()), float(latents.nbytes))
     return Work(call, num_bytes, 2.0 * tokens * heads * topk * 1088)
+
+
+def _attend_pages(rows: int, keys: int) -> Work:
+    heads, num_pages = 128, rows * keys // 64
+    latents, q = _bf16(64 * num_pages, 576), _bf16(rows, heads, 576)
+    tables = torch.randperm(num_pages, device="cuda").int().view(rows, -1)
+    lengths = torch.full((rows,), keys, dtype=torch.int32, device="cuda")
+    inputs = (q, latents, tables, lengths)
+    call = lambda: mla_pages.mla_pages(*inputs, softmax_scale=0.1, backend="triton")  # noqa: E731
+    return Work(call, float(latents.nbytes), 2.0 * rows * heads * keys * 1088)
 
 
 def _dense() -> Work:

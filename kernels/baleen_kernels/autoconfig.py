@@ -65,6 +65,7 @@ PREFERENCES: Mapping[str, Sequence[str]] = {
     "merge_parts": ("triton", "torch"),
     "mha_dense": ("fa3", "torch"),
     "mha_partial": ("fa3", "torch"),
+    "mla_pages": ("triton", "torch"),
     "mla_prep": ("triton", "torch"),
     "moe_boxes": ("triton", "torch"),
     "moe_choose": ("cuda", "torch"),

@@ -1,4 +1,4 @@
-"""Backends of `mla_slots` that need hardware or libraries we have not run: named, described, refused with a sentence.
+"""Backends of latent attention that need hardware or libraries we have not run: named, described, refused.
 
 A call is written when it can be run. Until then a row here keeps the names that users of other engines know from being
 unknown ones, and says where such a backend would belong.
@@ -8,25 +8,32 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from baleen_kernels import mla_pages, mla_slots
 from baleen_kernels.machine import CDNA, HOPPER, NVIDIA, Needs
-from baleen_kernels.mla_slots import OP
 from baleen_kernels.registry import Backend
 
 BLACKWELL = ("sm100", "sm103")
 _UNWRITTEN = "its call has not been written, because nobody has run it yet"
+_FA3 = Needs(archs=HOPPER, arch_note="a Hopper GPU", packages=("vllm_flash_attn",), unwritten=_UNWRITTEN)
+_FLASHMLA = Needs(archs=HOPPER, arch_note="a Hopper GPU", packages=("flash_mla",), unwritten=_UNWRITTEN)
+_TILELANG = Needs(archs=NVIDIA, arch_note="an NVIDIA GPU", packages=("tilelang",), unwritten=_UNWRITTEN)
+_TRTLLM = Needs(archs=BLACKWELL, arch_note="a Blackwell GPU", packages=("flashinfer",), unwritten=_UNWRITTEN)
+_AITER = Needs(archs=CDNA, arch_note="an AMD Instinct GPU", packages=("aiter",), unwritten=_UNWRITTEN)
+_NPU = Needs(archs=("npu",), arch_note="an Ascend NPU", packages=("torch_npu",), unwritten=_UNWRITTEN)
 
-ROWS = {
-    "fa3": Needs(archs=HOPPER, arch_note="a Hopper GPU", packages=("vllm_flash_attn",), unwritten=_UNWRITTEN),
-    "tilelang": Needs(archs=NVIDIA, arch_note="an NVIDIA GPU", packages=("tilelang",), unwritten=_UNWRITTEN),
-    "trtllm": Needs(archs=BLACKWELL, arch_note="a Blackwell GPU", packages=("flashinfer",), unwritten=_UNWRITTEN),
-    "aiter": Needs(archs=CDNA, arch_note="an AMD Instinct GPU", packages=("aiter",), unwritten=_UNWRITTEN),
-    "npu": Needs(archs=("npu",), arch_note="an Ascend NPU", packages=("torch_npu",), unwritten=_UNWRITTEN),
-}
+ROWS = (
+    (mla_slots.OP, "fa3", _FA3),
+    (mla_slots.OP, "tilelang", _TILELANG),
+    (mla_slots.OP, "trtllm", _TRTLLM),
+    (mla_slots.OP, "aiter", _AITER),
+    (mla_slots.OP, "npu", _NPU),
+    (mla_pages.OP, "flashmla", _FLASHMLA),
+)
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:
-    raise ValueError(f"this backend of 'mla_slots' cannot be used: {_UNWRITTEN}")
+    raise ValueError(f"this backend cannot be used: {_UNWRITTEN}")
 
 
-for _name, _needs in ROWS.items():
-    OP.backends[_name] = Backend(_name, _refuse, _needs, lambda **_: _UNWRITTEN)
+for _op, _name, _needs in ROWS:
+    _op.backends[_name] = Backend(_name, _refuse, _needs, lambda **_: _UNWRITTEN)

@@ -21,6 +21,7 @@ from baleen_kernels import (
     indexer_prep,
     mask_logits,
     merge_parts,
+    mla_pages,
     mla_prep,
     mla_query,
     mla_slots,
@@ -83,6 +84,15 @@ def _attend(g: random.Random) -> Mapping[str, Any]:
     poison = padding == "some" and g.random() < 0.5
     case = mla_slots.Case("odd", tokens, heads, topk, g.random() < 0.5, padding, poison=poison)
     return mla_slots.make_inputs(case)
+
+
+def _attend_pages(g: random.Random) -> Mapping[str, Any]:
+    """Half of the pools packed; rows that end before, at and behind the end of a page."""
+    lengths = tuple(
+        g.choice([0, 1, 63, 64, 65, g.randrange(1, 900), g.choice([1, 3000])]) for _ in range(g.randrange(1, 9))
+    )
+    heads = g.choice([1, 3, 7, 16, 17, 64, 127, 128])
+    return mla_pages.make_inputs(mla_pages.Case("odd", lengths, heads, g.random() < 0.5, g.randrange(40)))
 
 
 def _route(g: random.Random) -> Mapping[str, Any]:
@@ -219,6 +229,7 @@ DRAWS: dict[str, Draw] = {
     "indexer_prep": _indexer_prep,
     "mask_logits": _masks,
     "merge_parts": _merge,
+    "mla_pages": _attend_pages,
     "mla_prep": _mla_prep,
     "mla_slots": _attend,
     "moe_boxes": lambda g: moe_permute.make_box_inputs(_moe(g)),

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from baleen_kernels import mla_pages
 from baleen_kernels.mla_slots import parts_of
 from baleen_kernels.own import build
 from baleen_kernels.thin_gemm import cut_of
@@ -28,6 +29,7 @@ TRITON_OPS = (
     "indexer_prep",
     "mask_logits",
     "merge_parts",
+    "mla_pages",
     "mla_prep",
     "mla_slots",
     "moe_boxes",
@@ -129,6 +131,22 @@ def test_few_long_rows_share_blocks(num_rows: int, width: int, blocks: int) -> N
 )
 def test_few_tokens_cut_their_selection(num_tokens: int, num_heads: int, topk: int, parts: int) -> None:
     assert parts_of(num_tokens, num_heads, topk) == parts
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_heads", "num_pages", "parts"),
+    [
+        (1, 128, 2048, 16),
+        (1, 128, 64, 16),
+        (1, 128, 63, 8),
+        (1, 16, 7, 1),
+        (16, 128, 64, 8),
+        (64, 128, 64, 2),
+        (67, 128, 64, 1),
+    ],
+)
+def test_few_rows_cut_their_pages(num_rows: int, num_heads: int, num_pages: int, parts: int) -> None:
+    assert mla_pages.parts_of(num_rows, num_heads, num_pages) == parts
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from triton.runtime import driver
 from baleen_kernels.own.fp8 import GROUP, INTERPRETED, narrow
 
 ROPE = tl.constexpr(64)
+PAGE = tl.constexpr(64)
 LOG2_E = 1.4426950408889634
 _LN_2 = tl.constexpr(0.6931471805599453)
 # Below every score, and finite, so that differences of two of them are numbers.
@@ -75,6 +76,7 @@ def _attend(
     scales,
     ropes,
     slots,
+    lengths,
     out,
     sums,
     scale_log2,
@@ -84,6 +86,7 @@ def _attend(
     C: tl.constexpr,
     ROW: tl.constexpr,
     PACKED: tl.constexpr,
+    PAGED: tl.constexpr,
     HEADS: tl.constexpr,
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -98,12 +101,19 @@ def _attend(
     largest = tl.full((HEADS,), LOWEST, tl.float32)
     total = tl.zeros((HEADS,), tl.float32)
     result = tl.zeros((HEADS, C), tl.float32)
-    mine = slots + work * size
-    for start in tl.range(0, size, KEYS, num_stages=STAGES):
-        slot = tl.load(mine + start + key, mask=start + key < size, other=-1).to(tl.int64)
+    mine, end = slots + work * size, size
+    if PAGED:  # a table has a page for each 64 places; those of this part end with the part, or with the row
+        mine = slots + (work * size) // PAGE
+        end = tl.minimum(size, tl.load(lengths + work // parts) - (work % parts).to(tl.int32) * size)
+    for start in tl.range(0, end, KEYS, num_stages=STAGES):
+        place = start + key
+        if PAGED:
+            slot = tl.load(mine + place // PAGE, mask=place < end, other=-1).to(tl.int64) * PAGE + place % PAGE
+        else:
+            slot = tl.load(mine + place, mask=place < end, other=-1).to(tl.int64)
         present = slot >= 0
-        place = latents + slot[:, None] * ROW
-        latent = tl.load(place + channel[None, :], mask=present[:, None], other=0)
+        row = latents + slot[:, None] * ROW
+        latent = tl.load(row + channel[None, :], mask=present[:, None], other=0)
         if PACKED:
             groups: tl.constexpr = C // GROUP
             group = tl.arange(0, groups)
@@ -113,7 +123,7 @@ def _attend(
             latent = narrow(tl.reshape(wide, KEYS, C), q_latent.dtype)
             rope_place = ropes + slot[:, None] * (ROW // 2) + C // 2 + 2 * groups + rope[None, :]
         else:
-            rope_place = place + C + rope[None, :]
+            rope_place = row + C + rope[None, :]
         k_rope = tl.load(rope_place, mask=present[:, None], other=0.0)
         score = _multiply(q_latent, tl.trans(latent), tl.zeros((HEADS, KEYS), tl.float32))
         score = _multiply(q_rope, tl.trans(k_rope), score)
@@ -142,6 +152,25 @@ def attend(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale: float, p
 
     -> results [T, parts, H, C], and the log-sum-exps of their scores [T, parts, H].
     """
+    return _launch(q, latents, slots, None, slots.shape[1] // parts, softmax_scale, parts)
+
+
+def attend_pages(
+    q: Tensor, latents: Tensor, tables: Tensor, lengths: Tensor, *, softmax_scale: float, parts: int
+) -> tuple[Tensor, Tensor]:
+    """Shapes as in `baleen_kernels.mla_pages`, contiguous. Results as those of `attend`, `parts` of equally many pages
+    of a table, the last of fewer.
+    """
+    pages = triton.cdiv(tables.shape[1], parts)
+    if pages * parts > tables.shape[1]:
+        tables = torch.nn.functional.pad(tables, (0, pages * parts - tables.shape[1]))
+    return _launch(q, latents, tables, lengths, pages * PAGE.value, softmax_scale, parts)
+
+
+def _launch(
+    q: Tensor, latents: Tensor, slots: Tensor, lengths: Tensor | None, size: int, softmax_scale: float, parts: int
+) -> tuple[Tensor, Tensor]:
+    """`size`: places of a part; `slots`: one for each place, or with `lengths` pages of 64 places."""
     (num_tokens, num_heads, width), packed = q.shape, latents.dtype == torch.uint8
     out, sums = outputs(q, parts)
     if num_tokens:
@@ -153,15 +182,17 @@ def attend(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale: float, p
             latents.view(torch.float32) if packed else latents,
             latents.view(torch.bfloat16) if packed else latents,
             slots,
+            slots if lengths is None else lengths,
             out,
             sums,
             softmax_scale * LOG2_E,
             num_heads,
-            slots.shape[1] // parts,
+            size,
             parts,
             C=width - ROPE.value,
             ROW=latents.shape[1],
             PACKED=packed,
+            PAGED=lengths is not None,
             HEADS=tile.heads,
             KEYS=tile.keys,
             STAGES=tile.stages,
