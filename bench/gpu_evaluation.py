@@ -30,6 +30,7 @@ COMMON = (
 )
 _TORCH = "--dsa-prefill-backend torch --dsa-decode-backend torch"
 _TRITON = "--dsa-prefill-backend triton --dsa-decode-backend triton"
+_TILELANG = "--dsa-prefill-backend tilelang --dsa-decode-backend tilelang"
 # The middle one of three layers reuses the selection of the first; the last one does badly without its own.
 _REUSE = '--json-model-override-args {"index_topk_pattern":"FSF"}'
 VARIANTS = {
@@ -38,6 +39,7 @@ VARIANTS = {
     "bf16, eager": "--disable-cuda-graph",
     "fp8, eager": "--kv-cache-dtype fp8_e4m3 --disable-cuda-graph",
     "bf16 triton": _TRITON,
+    "bf16 tilelang": _TILELANG,
     "bf16 torch": _TORCH,
     "host tier": "--enable-hierarchical-cache --hicache-ratio 2 --max-total-tokens 65536",
     "bf16, IndexCache": _REUSE,

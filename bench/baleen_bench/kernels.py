@@ -29,6 +29,11 @@ from baleen_kernels import (
 from torch import Tensor
 
 HIDDEN, INNER, EXPERTS, PICKS = 7168, 2048, 256, 8
+# Backends of sparse attention, and whether the pools that each reads are packed; those of our own that have bars.
+_ATTENTION = {"flashmla_kv": (True,), "flashmla_sparse": (False,), "tilelang": (False,), "triton": (False, True)}
+_OWN = (("tilelang", False), ("triton", False))
+# Not among what a GPU's libraries are installed with: where it is missing, nothing is amiss.
+OPTIONAL = ("tilelang",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +93,17 @@ def measurements() -> Iterator[Measurement]:
     for keys in (4096, 32_768):
         yield Measurement("ragged_scores", "deep_gemm", f"4096x{keys}", lambda n=keys: _ragged(n))
     for tokens in (1, 16, 64, 128, 256):
-        for backend in ("flashmla_kv", "flashmla_sparse", "triton"):
-            for packed in {"flashmla_kv": (True,), "flashmla_sparse": (False,), "triton": (False, True)}[backend]:
+        for backend, pools in _ATTENTION.items():
+            for packed in pools:
                 name = f"decode {tokens}, {_pool_name(packed)}"
                 make = lambda t=tokens, p=packed, b=backend: _attend(t, b, packed=p)  # noqa: E731
-                least = 250.0 if (backend, packed) == ("triton", False) and tokens >= 128 else None
+                least = 250.0 if (backend, packed) in _OWN and tokens >= 128 else None
                 yield Measurement("mla_slots", backend, name, make, least_tflops=least)
     for num_slots in (1 << 13, 1 << 16):
-        for backend, packed in (("flashmla_sparse", False), ("triton", False), ("triton", True)):
+        for backend, packed in (("flashmla_sparse", False), *_OWN, ("triton", True)):
             name = f"prefill 4096 of {num_slots >> 10}K, {_pool_name(packed)}"
             make = lambda n=num_slots, p=packed, b=backend: _attend(4096, b, packed=p, num_slots=n)  # noqa: E731
-            least = 400.0 if (backend, packed) == ("triton", False) else None
+            least = 400.0 if (backend, packed) in _OWN else None
             yield Measurement("mla_slots", backend, name, make, least_tflops=least)
     for rows, keys in ((1, 131_072), (16, 32_768), (128, 4096)):
         yield Measurement("mla_pages", "triton", f"{rows}x{keys}", lambda r=rows, n=keys: _attend_pages(r, n))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from baleen_kernels import latent_pack, mla_sparse
-from baleen_kernels.machine import ANY_TRITON, HOPPER_OR_BLACKWELL, Needs
+from baleen_kernels.machine import ANY_TRITON, HOPPER, HOPPER_OR_BLACKWELL, Needs
 from baleen_kernels.registry import Op
 
 LATENT, ROPE = 512, 64
@@ -28,6 +28,7 @@ FLASH_MLA = Needs(archs=HOPPER_OR_BLACKWELL, arch_note="a Hopper or Blackwell GP
 SPLIT_FLASH_MLA = Needs(
     archs=HOPPER_OR_BLACKWELL, arch_note="a Hopper or Blackwell GPU", packages=("flash_mla", "triton")
 )
+TILELANG = Needs(archs=HOPPER, arch_note="a Hopper GPU", packages=("tilelang", "triton"), tools=("nvcc",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,14 +199,37 @@ def _rejects_triton(q: Tensor, latents: Tensor, slots: Tensor, **_: Any) -> str 
 
 @OP.backend("triton", needs=ANY_TRITON, rejects=_rejects_triton)
 def _triton(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale: float) -> Tensor:
-    from baleen_kernels.own import merge_parts, mla_slots
+    from baleen_kernels.own import mla_slots
 
     own = mla_slots
     if mla_slots.on_hopper() and (q.dtype, q.shape[2]) == (torch.bfloat16, LATENT + ROPE):
         from baleen_kernels.own import mla_slots_hopper as own
+    return _in_parts(own.attend, q, latents, slots, softmax_scale)
+
+
+def _rejects_tilelang(q: Tensor, latents: Tensor, slots: Tensor, **_: Any) -> str | None:
+    if latents.dtype != torch.bfloat16 or q.dtype != torch.bfloat16:
+        return f"it takes bfloat16 queries and pools, not {q.dtype} and {latents.dtype}"
+    if q.shape[2] != LATENT + ROPE:
+        return f"it takes heads of {LATENT + ROPE} channels, not {q.shape[2]}"
+    if slots.dtype != torch.int32 or not latents.is_contiguous():
+        return "it takes slots as int32 and pools that are contiguous"
+    return None
+
+
+@OP.backend("tilelang", needs=TILELANG, rejects=_rejects_tilelang)
+def _tilelang(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale: float) -> Tensor:
+    from baleen_kernels.own import mla_slots_tilelang as own
+
+    return _in_parts(own.attend, q, latents, slots, softmax_scale)
+
+
+def _in_parts(attend: Any, q: Tensor, latents: Tensor, slots: Tensor, softmax_scale: float) -> Tensor:
+    """`attend` of a module of `own`, over a selection that is cut where tokens are few."""
+    from baleen_kernels.own import merge_parts
+
     num_parts = parts_of(q.shape[0], q.shape[1], slots.shape[1])
-    q, slots = q.contiguous(), slots.contiguous()
-    parts, sums = own.attend(q, latents, slots, softmax_scale=softmax_scale, parts=num_parts)
+    parts, sums = attend(q.contiguous(), latents, slots.contiguous(), softmax_scale=softmax_scale, parts=num_parts)
     return parts[:, 0] if num_parts == 1 else merge_parts.merge(parts, sums)
 
 

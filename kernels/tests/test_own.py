@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -185,6 +186,18 @@ def test_tiles_fit_shared_memory(arch: int | str, num_heads: int, wide: bool, ti
 
     chosen = tile_of(arch, num_heads, wide=wide)
     assert (chosen.heads, chosen.keys, chosen.stages, chosen.warps) == tile
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_tilelang_kernel_equals_the_reference_on_the_host() -> None:
+    """The CUDA that TileLang makes of it, its threads in random order and its asynchronous work early and late."""
+    pytest.importorskip("tilelang", reason="TileLang is not installed: pip install tilelang==0.1.15")
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler was found")
+    outcomes = _run("run_tilelang.py", compiler)
+    assert set(outcomes.values()) == {"ok"}, outcomes
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -147,7 +147,8 @@ def test_a_cpu_uses_pytorch() -> None:
 def test_importing_all_ops_loads_no_kernel_library() -> None:
     code = (
         "import sys; from baleen_kernels import selection, machine; selection.select(machine.describe('cpu'));"
-        "print([name for name in ('flash_mla', 'deep_gemm', 'fa3_fwd', 'baleen_kernels.own') if name in sys.modules])"
+        "print([name for name in ('flash_mla', 'deep_gemm', 'fa3_fwd', 'tilelang', 'baleen_kernels.own')"
+        " if name in sys.modules])"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code]
@@ -195,8 +196,10 @@ def test_pip_lines_and_pinned_sets_name_the_same_versions() -> None:
     constraints = (root / "constraints" / "cuda-torch211.txt").read_text("utf-8").splitlines()
     pinned = {line for line in constraints if not line.startswith("#")}
     lines = " ".join(package.install for package in machine.PACKAGES.values()).split()
-    assert {line for line in pinned if line not in lines} == {"torch-c-dlpack-ext==0.1.5"}  # needed by none alone
+    imported = {"torch-c-dlpack-ext", "z3-solver", "cloudpickle", "ml-dtypes", "tqdm", "psutil"}  # by libraries alone
+    assert {line.partition("==")[0] for line in pinned if line not in lines} == imported
     extra = tomllib.loads((root / "kernels" / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     names = {line.partition("==")[0].partition(">=")[0] for line in extra["cuda"]}
     assert names == {"fa3-fwd", "sgl-deep-gemm", "sgl-flash-mla", "torch", "triton"}
     assert {line for line in extra["cuda"] if line in lines} == {"fa3-fwd==0.0.3", "sgl-flash-mla==1.0.0"}
+    assert machine.PACKAGES["tilelang"].install == extra["tilelang"][0]
