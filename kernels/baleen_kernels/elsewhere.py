@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from baleen_kernels import mla_pages, mla_slots
 from baleen_kernels.machine import CDNA, HOPPER, Needs
-from baleen_kernels.registry import Backend
+from baleen_kernels.registry import Backend, Op
 
 BLACKWELL = ("sm100", "sm103")
 _UNWRITTEN = "its call has not been written, because nobody has run it yet"
@@ -33,5 +33,9 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
     raise ValueError(f"this backend cannot be used: {_UNWRITTEN}")
 
 
-for _op, _name, _needs in ROWS:
-    _op.backends[_name] = Backend(_name, _refuse, _needs, lambda **_: _UNWRITTEN)
+def _add(op: Op[Any], name: str, needs: Needs) -> None:
+    op.backends[name] = Backend(name, _refuse, needs, lambda **_: _UNWRITTEN)
+
+
+for _row in ROWS:
+    _add(*_row)
