@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from baleen_worker.request import SamplingParams
     from baleen_worker.step import DevicePages, PageCopies, PlannedRow, Region
 
@@ -264,9 +267,9 @@ class FakePageStore:
         self._pages = pages
         self.num_pages = pages.num_pages
 
-    def views(self, page: int) -> list[memoryview]:
-        """See `PageStore`: these pages are no bytes, whichever is asked for."""
-        del page
+    def views(self, pages: Sequence[int]) -> list[NDArray[np.uint8]]:
+        """See `PageStore`: these pages are no bytes, whichever are asked for."""
+        del pages
         return []
 
     def read(self, pages: Sequence[int], into: memoryview) -> None:

@@ -13,11 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from baleen_worker.request import SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class Admission(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -209,10 +213,10 @@ class PageStore(Protocol):
         """None for pages in host memory."""
         ...
 
-    def views(self, page: int) -> list[memoryview]:
-        """A page's bytes where they are, piece by piece, to be read and written there.
+    def views(self, pages: Sequence[int]) -> list[NDArray[np.uint8]]:
+        """The bytes of pages where they are, to be read and written there: store by store, in each in their order.
 
-        Each page has as many pieces as any other. None where pages are no bytes of host memory.
+        Each [consecutive pages, bytes of a page in that store]. None where pages are no bytes of host memory.
         """
         ...
 

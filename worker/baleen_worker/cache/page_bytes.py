@@ -1,4 +1,4 @@
-"""Pages of the pools as bytes, for transfers: page after page, in each layer after layer, latents before index keys.
+"""Pages of the pools as bytes, for transfers: in each page layer after layer, latents before index keys.
 
 Owns no memory of pages. Reads and writes go on in a thread beside the engine's: the pages concerned are in no step
 meanwhile.
@@ -40,9 +40,6 @@ class PoolPages:
         # A copy of a few KiB costs numpy a tenth of what it costs PyTorch, which also wakes its threads for it.
         self._on_host = [] if stores[0].is_cuda else [*zip((store.numpy() for store in stores), columns, strict=True)]
 
-        # Of each store its bytes, and how many a page has there.
-        self._stores = [(store.reshape(-1).data, store.shape[1]) for store, _ in self._on_host]
-
     @property
     def device(self) -> DevicePages | None:
         """See `PageStore`. Made when it is first asked for, which a worker that serves alone never does."""
@@ -52,9 +49,10 @@ class PoolPages:
             self._device = DevicePoolPages([store for store, _ in self._on_device])
         return self._device
 
-    def views(self, page: int) -> list[memoryview]:
-        """A page's bytes where they are, store by store; none of pages on a device."""
-        return [store[page * size : (page + 1) * size] for store, size in self._stores]
+    def views(self, pages: Sequence[int]) -> list[NDArray[np.uint8]]:
+        """See `PageStore`; none of pages on a device."""
+        runs = _runs(pages)
+        return [store[first : first + end - start] for store, _ in self._on_host for first, start, end in runs]
 
     def read(self, pages: Sequence[int], into: memoryview) -> None:
         """Copies pages out, into [N, B]."""

@@ -23,7 +23,9 @@ from baleen_worker.transfer.receiving import WINDOW
 _NUM_BUFFERS = 8
 _BACKLOG = 128
 
-# So many views go into one system call at most: a MiB and more of pages in place.
+# One system call moves so much: it is hashed while it is still in the processor's cache.
+_CALL_BYTES = 512 << 10
+# So many views go into one system call at most.
 _VIEWS_PER_CALL = 128
 # A reader of pages is woken when so much has come, or all that is left.
 _WAKE_BYTES = 1 << 20
@@ -69,7 +71,8 @@ class Walk:
     def batch(self) -> list[memoryview]:
         """What comes next, as much as one system call takes; empty at the end."""
         first = self.num_done
-        batch = [*self._views[first : first + _VIEWS_PER_CALL]]
+        end = bisect.bisect_left(self._ends, self._at + _CALL_BYTES, first, len(self._ends)) + 1
+        batch = [*self._views[first : min(end, first + _VIEWS_PER_CALL)]]
         if batch and (left := self._ends[first] - self._at) < len(batch[0]):
             batch[0] = batch[0][-left:]
         return batch

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from baleen_worker.transfer import wire
 from baleen_worker.transfer.actions import Action, Close, Connect, Failed, ProtocolError, Report, Send, Serve, Store
+from baleen_worker.transfer.digests import Digests
 from baleen_worker.transfer.handshake import GREETING_S, introduce, reach, unreachable
 from baleen_worker.transfer.lending import LoanError
 from baleen_worker.transfer.messages import Data, FromPrefill, Key, Read, Sealed, Stale, Took
 from baleen_worker.transfer.receiving import ReceivingLeg
-from baleen_worker.transfer.station import Digests
 from baleen_worker.transfer.wire import StrangerError
 
 if TYPE_CHECKING:
@@ -159,11 +159,11 @@ class Fetcher:
         count = leg.expected_pages(data)
         if data.num_bytes != count * store.page_bytes:
             raise ProtocolError("it sends another number of bytes than its pages have")
-        if pieces := self._station.pieces_of(receiving.places(data.first, count)):
-            digests = Digests(pieces, count)
-            await connection.receive_views(pieces, digests.go_on)
+        if views := store.views(receiving.places(data.first, count)):
+            digests = Digests(views, count)
+            await connection.receive_views([view.reshape(-1).data for view in views], digests.go_on)
             verdict = wire.decode_from_prefill(await connection.receive(wire.MAX_FRAME_BYTES))
-            self._take_verdict(key, receiving, verdict, data.first, digests.of_pages)
+            self._take_verdict(key, receiving, verdict, data.first, digests.of_pages())
             return
         async with self._station.buffers.take() as buffer:
             staged = buffer[: data.num_bytes]

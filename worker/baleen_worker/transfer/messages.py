@@ -10,7 +10,7 @@ import msgspec
 
 from baleen_worker.step import TokenLogprobs
 
-VERSION = 2
+VERSION = 3
 
 # (request_id, attempt): names both legs of a request on both workers.
 Key = tuple[bytes, int]
@@ -106,7 +106,10 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
 
 
 class Data(msgspec.Struct, frozen=True, array_like=True, tag="data"):
-    """Beginning of the answer to a `Read`: `num_bytes` of pages follow the frame, then `Sealed` or `Stale`."""
+    """Beginning of the answer to a `Read`: `num_bytes` of pages follow the frame, then `Sealed` or `Stale`.
+
+    Pages in host memory follow store by store (`PageStore.views`), others page by page (`PageStore.read`).
+    """
 
     first: int
     num_bytes: int

@@ -15,9 +15,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from xxhash import xxh3_64, xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest
 
+from baleen_worker.cache.pages import SINK_PAGE
 from baleen_worker.transfer.connection import Buffers
+from baleen_worker.transfer.digests import digests_in_place
 from baleen_worker.transfer.orders import LegNews
 
 if TYPE_CHECKING:
@@ -31,8 +33,9 @@ if TYPE_CHECKING:
     from baleen_worker.transfer.orders import News
     from baleen_worker.transfer.wire import Identity
 
-# Bytes that one read asks for, unless a page is larger.
-_READ_BYTES = 8 << 20
+# Bytes that one read asks for, unless a page is larger: of pages in place, and of those that pass through buffers.
+_READ_BYTES = 32 << 20
+_STAGED_BYTES = 8 << 20
 _MAX_COMPLAINTS = 256
 
 logger = logging.getLogger(__name__)
@@ -50,29 +53,6 @@ class Counters:
     num_dropped: int = 0
 
 
-class Digests:
-    """XXH3_64 of pages that come in pieces, as many a page as `pieces` has for each of `num_pages`."""
-
-    def __init__(self, pieces: Sequence[memoryview], num_pages: int) -> None:
-        self.of_pages: list[int] = []
-        self._pieces = pieces
-        self._per_page = len(pieces) // num_pages
-        self._num_done = 0
-        self._hash = xxh3_64()
-
-    def go_on(self, num_done: int) -> None:
-        """So many pieces are here."""
-        update = self._hash.update
-        while self._num_done < num_done:
-            page_end = (len(self.of_pages) + 1) * self._per_page
-            for piece in self._pieces[self._num_done : min(num_done, page_end)]:
-                update(piece)
-            self._num_done = min(num_done, page_end)
-            if self._num_done == page_end:
-                self.of_pages.append(self._hash.intdigest())
-                self._hash.reset()
-
-
 class Station:
     """One rank's place in transfers. All methods but `take`, `wait`, `run`, `post` and `close` are the loop's own."""
 
@@ -84,8 +64,9 @@ class Station:
         self.counters = Counters()
         # Of pages on a device; None where hashing their bytes on the host is what there is.
         self.device = store.device
-        self.pages_per_read = max(_READ_BYTES // store.page_bytes, 1)
-        self.buffers = Buffers(self.pages_per_read * store.page_bytes)
+        staged = max(_STAGED_BYTES // store.page_bytes, 1)
+        self.pages_per_read = max(_READ_BYTES // store.page_bytes, 1) if store.views([SINK_PAGE]) else staged
+        self.buffers = Buffers(staged * store.page_bytes)
         self.loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._complaints: set[str] = set()
@@ -160,18 +141,12 @@ class Station:
             self._complaints.add(sentence)
             logger.info(sentence)
 
-    def pieces_of(self, pages: Sequence[int]) -> list[memoryview]:
-        """The bytes of pages in order, where they are; none where that is not in host memory."""
-        return [piece for page in pages for piece in self.store.views(page)]
-
     def digests(self, pages: Sequence[int]) -> list[int]:
         """Of each page's bytes, as they are announced. Also called from the thread that copies."""
         if self.device is not None:
             return self.device.digests(pages)
-        if pieces := self.pieces_of(pages):
-            digests = Digests(pieces, len(pages))
-            digests.go_on(len(pieces))
-            return digests.of_pages
+        if views := self.store.views(pages):
+            return digests_in_place(views, len(pages))
         of_pages: list[int] = []
         for start in range(0, len(pages), self.pages_per_read):
             part = pages[start : start + self.pages_per_read]
@@ -186,8 +161,8 @@ class Station:
 
     async def write_pages(self, pages: Sequence[int], connection: Connection) -> None:
         """Sends pages, at most `pages_per_read`."""
-        if pieces := self.pieces_of(pages):
-            await connection.write_views(pieces)
+        if views := self.store.views(pages):
+            await connection.write_views([view.reshape(-1).data for view in views])
             return
         async with self.buffers.take() as buffer:
             staged = buffer[: len(pages) * self.store.page_bytes]

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from multiprocessing.shared_memory import SharedMemory
 
 import msgspec
+import numpy as np
 from baleen_worker.step import DevicePages, Region
 from baleen_worker.transfer.lending import Backend, LoanError, check_regions
+from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 NUM_PAGES = 64
@@ -23,6 +25,7 @@ class SharedPages:
     index = 0
     max_pages = 16
     kind = Backend.CUDA_IPC
+    only_here = True
 
     def __init__(self) -> None:
         self._memory = SharedMemory(create=True, size=NUM_PAGES * self.page_bytes)
@@ -44,8 +47,8 @@ class SharedPages:
         """Somebody writes the page."""
         self.write([page], memoryview(data))
 
-    def views(self, page: int) -> list[memoryview]:
-        del page
+    def views(self, pages: Sequence[int]) -> list[NDArray[np.uint8]]:
+        del pages
         return []
 
     def read(self, pages: Sequence[int], into: memoryview) -> None:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from baleen_worker.transfer import wire
 from baleen_worker.transfer.actions import Arrived, Begun, Failed, ProtocolError, Stopped, Timers
 from baleen_worker.transfer.messages import Chunk, Data, Final, FromPrefill, Read, Response, Sealed, Stale, Want
 from baleen_worker.transfer.orders import Cancel, Expect, Finish, Offer, Open, Peer, Receive, Withdraw
 from baleen_worker.transfer.receiving import WINDOW, ReceivingLeg
+from numpy.typing import NDArray
 from test_transfer_tcp import DECODE, EPOCH, PAGE_BYTES, PREFILL, End, Forger, How, new_key, offer
 from xxhash import xxh3_64_intdigest
 
@@ -250,10 +252,12 @@ def test_a_page_that_changes_hands_while_it_is_sent_is_void(prefill: End, monkey
     assert forger.read()  # the final record
     asked_for = threading.Event()
 
-    def change(page: int, views: Callable[[int], list[memoryview]] = prefill.store.views) -> list[memoryview]:
+    views = prefill.store.views
+
+    def change(pages: Sequence[int]) -> list[NDArray[np.uint8]]:
         prefill.store.generations[2] = 2
         asked_for.set()
-        return views(page)
+        return views(pages)
 
     monkeypatch.setattr(prefill.store, "views", change)
     forger.send(Read(0, [1, 2], [1, 1]))

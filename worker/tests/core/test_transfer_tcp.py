@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from baleen_worker.step import DevicePages, Region
 from baleen_worker.transfer import wire
@@ -32,9 +33,11 @@ from baleen_worker.transfer.orders import Cancel, Expect, Finish, LegNews, Offer
 from baleen_worker.transfer.tcp import TcpTransfer
 from baleen_worker.transfer.wire import Identity, StrangerError
 from lent_pages import SharedPages
+from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 PAGE_BYTES = 1000
+STORES = (slice(10), slice(10, 700), slice(700, PAGE_BYTES))
 LAYOUT = "pages=plain"
 SECRET = b"a secret of both sides"
 EPOCH = 77
@@ -62,9 +65,9 @@ class Bytes:
         """Somebody writes the page."""
         self.pages[page][:] = data
 
-    def views(self, page: int) -> list[memoryview]:
-        whole = memoryview(self.pages[page])
-        return [whole[:10], whole[10:700], whole[700:]] if self.in_place else []
+    def views(self, pages: Sequence[int]) -> list[NDArray[np.uint8]]:
+        wholes = [np.frombuffer(self.pages[page], np.uint8)[None] for page in pages if self.in_place]
+        return [whole[:, store] for store in STORES for whole in wholes]
 
     def read(self, pages: Sequence[int], into: memoryview) -> None:
         into[:] = b"".join(self.pages[page] for page in pages)
