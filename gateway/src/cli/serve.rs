@@ -27,14 +27,14 @@ use crate::worker::pool::Condition;
 /// How often draining looks whether it is done.
 const DRAIN_POLL: Duration = Duration::from_millis(10);
 
-/// Why the gateway ended with an error.
+/// Why the gateway ended with an error. What caused it is its source, not part of its own sentence.
 #[derive(Debug, Error)]
 pub enum ServeError {
-    #[error("{0}")]
+    #[error(transparent)]
     Config(#[from] ConfigError),
     #[error("{0}")]
     Probe(String),
-    #[error("cannot listen on {address}: {source}")]
+    #[error("cannot listen on {address}")]
     Listen { address: std::net::SocketAddr, source: std::io::Error },
     #[error("{0}")]
     Worker(StartError),
@@ -42,7 +42,7 @@ pub enum ServeError {
     Unusable(String),
     #[error("cannot watch for signals: {0}")]
     Signals(std::io::Error),
-    #[error("an inner task ended: {0}")]
+    #[error("an inner task ended")]
     Task(#[from] JoinError),
 }
 

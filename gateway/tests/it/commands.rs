@@ -52,3 +52,24 @@ fn flags_without_a_command_serve() {
     assert_eq!(output.status.code(), Some(1));
     assert!(said.starts_with("error: ") && said.contains("--decode"), "{said}");
 }
+
+#[test]
+fn why_it_does_not_start_is_said_once() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let cases = [
+        (&["serve", "/nonexistent"][..], "/nonexistent is not a model directory"),
+        (&["--host", "192.0.2.1"], "--host 192.0.2.1 would let everybody"),
+        (&["--port", &port], "cannot listen on 127.0.0.1:"),
+    ];
+    for (words, sentence) in cases {
+        let pair = ["--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:2"];
+        let words = if words[0] == "serve" { words.to_vec() } else { [&pair, words].concat() };
+        let output = gateway(&words);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {said}");
+        assert!(said.starts_with(&format!("error: {sentence}")), "{said}");
+        assert_eq!(said.matches(sentence).count(), 1, "{said}");
+        assert!(said.matches("os error").count() < 2, "{said}");
+    }
+}
