@@ -23,6 +23,13 @@ pub struct GatewayIdentity {
     pub epoch: u64,
 }
 
+/// What a worker can hold.
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    page_tokens: u64,
+    slots: u32,
+}
+
 /// When a worker last gave a sign that it computes.
 #[derive(Debug)]
 struct Progress {
@@ -52,6 +59,23 @@ impl Load {
     }
 }
 
+impl Load {
+    /// Whether a prefill worker that computes nothing must be hung, whatever its peers do: it has not even noticed all of
+    /// `given` requests, or has slots and pages for every prompt that waits.
+    fn owes_a_step(&self, given: usize, room: Room) -> bool {
+        let count = |counter: &AtomicU32| u64::from(counter.load(Ordering::Relaxed));
+        let (running, waiting) = (count(&self.running_requests), count(&self.waiting_requests));
+        if running + waiting < given as u64 {
+            return true;
+        }
+        let free_pages = count(&self.total_pages).saturating_sub(count(&self.used_pages));
+        let waiting_tokens = self.waiting_prompt_tokens.load(Ordering::Relaxed);
+        // Each prompt may leave its last page half empty.
+        let waiting_pages = waiting_tokens.div_ceil(room.page_tokens.max(1)) + waiting;
+        waiting_tokens > 0 && waiting_pages <= free_pages && running + waiting <= room.slots.into()
+    }
+}
+
 /// A live stream. Every method is immediate; the stream's tasks do the waiting.
 #[derive(Debug)]
 pub struct Link {
@@ -75,7 +99,8 @@ impl Link {
         let frames = calls.stream(Outbound::new(outbox.clone(), identity.id.clone(), identity.epoch)).await?;
         let link = Arc::new(Self { outbox, table: Table::default(), load: Load::default(), calls });
         let progress = Progress { steps: 0, since: Instant::now() };
-        let mut inbound = Inbound { frames, sequence: 0, link: link.clone(), role: info.role, progress };
+        let room = Room { page_tokens: info.page_size_tokens.into(), slots: info.max_running_requests };
+        let mut inbound = Inbound { frames, sequence: 0, link: link.clone(), role: info.role, room, progress };
         let Some(welcome) = inbound.next_frame().await?.welcome else {
             return Err(WorkerError::Refused("its first frame carries no welcome".into()));
         };
@@ -158,6 +183,7 @@ pub struct Inbound {
     sequence: u64,
     link: Arc<Link>,
     role: Role,
+    room: Room,
     progress: Progress,
 }
 
@@ -202,7 +228,7 @@ impl Inbound {
         let has_work = match self.role {
             Role::Unified => self.link.in_flight().requests > 0,
             // One leg may wait for the other for as long as a prompt takes; what it then waits for has its own timers.
-            Role::Prefill => false,
+            Role::Prefill => self.link.load.owes_a_step(self.link.in_flight().requests, self.room),
             Role::Decode => self.link.load.running_requests.load(Ordering::Relaxed) > 0,
         };
         let has_moved = frame.step.is_some()
@@ -236,5 +262,34 @@ fn cache_change(event: wire::kv_event::Event) -> CacheChange {
         wire::kv_event::Event::Stored(stored) => CacheChange::Stored(stored.page_hashes),
         wire::kv_event::Event::Removed(removed) => CacheChange::Removed(removed.page_hashes),
         wire::kv_event::Event::Cleared(_) => CacheChange::Cleared,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefill_worker_owes_a_step_for_what_it_has_not_noticed_and_for_what_it_has_room_for() {
+        let room = Room { page_tokens: 64, slots: 4 };
+        let load = |[running, waiting, used_pages, waiting_tokens]: [u32; 4]| {
+            let load = Load::default();
+            load.record(&wire::LoadReport {
+                running_requests: running,
+                waiting_requests: waiting,
+                used_pages,
+                total_pages: 10,
+                waiting_prompt_tokens: waiting_tokens.into(),
+                ..wire::LoadReport::default()
+            });
+            load
+        };
+        assert!(!load([0, 0, 0, 0]).owes_a_step(0, room));
+        assert!(load([0, 0, 0, 0]).owes_a_step(1, room), "it was given one and knows of none");
+        assert!(!load([3, 0, 9, 0]).owes_a_step(3, room), "all prompts are computed, and wait for their peers");
+        assert!(!load([3, 2, 9, 0]).owes_a_step(3, room), "other gateways have requests there too");
+        assert!(load([1, 1, 5, 200]).owes_a_step(2, room));
+        assert!(!load([1, 1, 6, 200]).owes_a_step(2, room), "pages may be wanting");
+        assert!(!load([4, 1, 5, 10]).owes_a_step(5, room), "slots may be wanting");
     }
 }
