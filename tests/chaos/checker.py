@@ -4,11 +4,13 @@
 
 Every request ends exactly once. A whole answer is token by token the one that the fake runner must give; what came
 before an error or a cut is a beginning of it. How a request may fail depends on the fault and stands in the ledger's
-first record: with `may_fail` false none may, with it true only by a status or an error event that says why.
+first record: with `may_fail` false none may, with it true only by a status or an error event that says why. Where a
+worker falls silent, nobody waits longer for a token than it takes to notice and to go on elsewhere: `wait_s` there.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,13 +28,14 @@ Record = dict[str, Any]
 
 
 def judge(records: list[Record], *, slack: float = 1.0) -> list[str]:
-    """Every breach of the pass rule, a sentence each. Recovery may take `slack` times as long as it should."""
+    """Every breach of the pass rule, a sentence each. Waits and recovery may be `slack` times as long."""
     by_kind: dict[str, list[Record]] = {}
     for record in records:
         by_kind.setdefault(record["kind"], []).append(record)
     [head] = by_kind["fault"]
     return [
         *_judge_requests(head, by_kind.get("asked", []), by_kind.get("ended", [])),
+        *_judge_waits((head.get("wait_s") or math.inf) * slack, by_kind.get("ended", [])),
         *_judge_recovery(head["recover_s"] * slack, by_kind.get("healed", []), by_kind.get("recovered", [])),
         *_judge_rest(by_kind.get("at rest", [])),
         *(f"the schedule went astray: {record['message']}" for record in by_kind.get("astray", [])),
@@ -77,6 +80,12 @@ def _judge_answer(head: Record, request: Record, end: Record) -> list[str]:
     if how == "refused" and end["status"] not in RETRIABLE_STATUSES:
         return [f"was refused with {end['status']}, which tells a client not to try again: {end['message']}"]
     return [] if end.get("message") else [f"ended by {how!r} without a word"]
+
+
+def _judge_waits(limit_s: float, ended: list[Record]) -> list[str]:
+    waits = {record["request"]: record["longest_wait_s"] for record in ended} if math.isfinite(limit_s) else {}
+    late = {number: wait_s for number, wait_s in waits.items() if wait_s > limit_s}
+    return [f"request {number} waited {wait_s:.1f} s for a token, not {limit_s:g}" for number, wait_s in late.items()]
 
 
 def _judge_recovery(limit_s: float, healed: list[Record], recovered: list[Record]) -> list[str]:

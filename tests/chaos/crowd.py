@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from typing import Any
 
 import httpx
@@ -76,9 +77,32 @@ async def read_answer(http: httpx.AsyncClient, body: dict[str, Any]) -> dict[str
 
     `how`: "done" (the stream's mark), "refused" (a status before any token), "error" (an error event), "cut" (the
     connection broke), "hung" (no end in PATIENCE_S), or "unfinished" (a stream that ended with none of these).
+    `longest_wait_s`: for a token or the end, from asking on.
     """
-    tokens: list[int] = []
-    found: dict[str, Any] = {"how": "unfinished", "tokens": tokens, "finish_reason": None}
+    found: dict[str, Any] = {"how": "unfinished", "tokens": [], "finish_reason": None}
+    waits = _Waits()
+    ended = await _read_events(http, body, found, waits)
+    waits.over()
+    return ended | {"longest_wait_s": round(waits.longest_s, 3)}
+
+
+class _Waits:
+    """The longest time between two events."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self.longest_s = 0.0
+
+    def over(self) -> None:
+        """Something has come."""
+        now = time.monotonic()
+        self.longest_s = max(self.longest_s, now - self._since)
+        self._since = now
+
+
+async def _read_events(
+    http: httpx.AsyncClient, body: dict[str, Any], found: dict[str, Any], waits: _Waits
+) -> dict[str, Any]:
     try:
         async with asyncio.timeout(PATIENCE_S), http.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
@@ -86,6 +110,7 @@ async def read_answer(http: httpx.AsyncClient, body: dict[str, Any]) -> dict[str
                 return found | {"how": "refused", "status": response.status_code, "message": text[:500]}
             async for line in response.aiter_lines():
                 if line.startswith("data: "):
+                    waits.over()
                     _take_event(line.removeprefix("data: "), found)
     except TimeoutError:
         return found | {"how": "hung"}

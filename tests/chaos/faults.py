@@ -20,7 +20,8 @@ class Fault:
     reason.
 
     `may_cut`: also without one, because who would have to say it is dead. `counts`: a counter of the workers that the
-    fault must have moved, so that it is known to have been noticed.
+    fault must have moved, so that it is known to have been noticed. `wait_s`: nobody waits longer for a token; the
+    fault lasts longer, so that it is seen when nobody notices it.
     """
 
     strike: Strike
@@ -29,7 +30,11 @@ class Fault:
     may_cut: bool = False
     roles: tuple[str, ...] = ALIKE
     counts: str | None = None
+    wait_s: float | None = None
 
+
+# Ten seconds of silence, seen within another one; what had no token rests for one more, and computes its prompt again.
+NOTICED_S = 14.0
 
 ROWS: dict[str, Fault] = {
     "kill-worker": Fault(workers.kill_worker, recover_s=2),
@@ -38,19 +43,19 @@ ROWS: dict[str, Fault] = {
     "kill-all": Fault(workers.kill_all, recover_s=15, may_fail=True),
     "kill-gateway": Fault(workers.kill_gateway, recover_s=5, may_fail=True, may_cut=True),
     "kill-at-step": Fault(moments.killed_at("step"), recover_s=2),
-    "stop-worker": Fault(workers.stop_worker, recover_s=10),
+    "stop-worker": Fault(workers.stop_worker, recover_s=10, wait_s=NOTICED_S),
     "hiccup": Fault(workers.hiccup, recover_s=2),
-    "partition": Fault(links.blocked(links.to_worker), recover_s=10),
-    "partition-there": Fault(links.blocked(links.to_worker, "there"), recover_s=10),
-    "partition-back": Fault(links.blocked(links.to_worker, "back"), recover_s=10),
+    "partition": Fault(links.blocked(links.to_worker), recover_s=10, wait_s=NOTICED_S),
+    "partition-there": Fault(links.blocked(links.to_worker, "there"), recover_s=10, wait_s=NOTICED_S),
+    "partition-back": Fault(links.blocked(links.to_worker, "back"), recover_s=10, wait_s=NOTICED_S),
     "flapping": Fault(links.flapping, recover_s=10),
     "reset": Fault(links.reset, recover_s=2),
     "half-close": Fault(links.half_close, recover_s=2),
     "truncated": Fault(links.truncated, recover_s=2),
     "slow-link": Fault(links.slow_link, recover_s=2),
     **{f"frame-{action}": Fault(moments.frames(action), recover_s=5) for action in moments.FRAME_ACTIONS},
-    "stall-head": Fault(machine.stalled(FRAME_BACK), recover_s=10),
-    "stall-rank": Fault(machine.stalled("step"), recover_s=10),
+    "stall-head": Fault(machine.stalled(FRAME_BACK), recover_s=10, wait_s=NOTICED_S),
+    "stall-rank": Fault(machine.stalled("step"), recover_s=10, wait_s=NOTICED_S),
     "clock-jumps": Fault(machine.clock_jumps, recover_s=2),
     "disk-full": Fault(machine.disk_full, recover_s=2),
     "disk-full-gateway": Fault(machine.disk_full_gateway, recover_s=5, may_fail=True, may_cut=True),
@@ -82,10 +87,13 @@ ROWS |= {
     "pages-slow": Fault(links.pages_slow, recover_s=2, roles=PAIRS),
     "pages-half-closed": Fault(links.pages_half_closed, recover_s=2, roles=PAIRS),
     "pages-refused": Fault(links.pages_refused, recover_s=2, roles=PAIRS),
-    "pages-blocked": Fault(links.blocked(links.to_pages), recover_s=10, roles=PAIRS),
-    "pages-blocked-there": Fault(links.blocked(links.to_pages, "there"), recover_s=10, roles=PAIRS),
-    "pages-blocked-back": Fault(links.blocked(links.to_pages, "back"), recover_s=10, roles=PAIRS),
+    "pages-blocked": Fault(links.blocked(links.to_pages), recover_s=10, wait_s=NOTICED_S, roles=PAIRS),
+    "pages-blocked-there": Fault(links.blocked(links.to_pages, "there"), recover_s=10, wait_s=NOTICED_S, roles=PAIRS),
+    "pages-blocked-back": Fault(links.blocked(links.to_pages, "back"), recover_s=10, wait_s=NOTICED_S, roles=PAIRS),
 }
 _PHASES = ("announced", "serving", "finishing", "reserved", "storing", "arrived", "first-token")
 ROWS |= {f"pairs-kill-at-{phase}": Fault(moments.killed_at(phase), recover_s=2, roles=PAIRS) for phase in _PHASES}
-ROWS |= {f"pairs-stop-at-{phase}": Fault(moments.stopped_at(phase), recover_s=10, roles=PAIRS) for phase in _PHASES}
+ROWS |= {
+    f"pairs-stop-at-{phase}": Fault(moments.stopped_at(phase), recover_s=10, wait_s=NOTICED_S, roles=PAIRS)
+    for phase in _PHASES
+}

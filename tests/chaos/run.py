@@ -60,7 +60,8 @@ class Verdict:
 async def strike(stack: Stack, row: str, seed: int, ledger: Ledger) -> None:
     """One fault under load, from the first request to a stack at rest."""
     fault: Fault = ROWS[row]
-    ledger.write("fault", row=row, seed=seed, recover_s=fault.recover_s, may_fail=fault.may_fail, may_cut=fault.may_cut)
+    limits = {"recover_s": fault.recover_s, "wait_s": fault.wait_s}
+    ledger.write("fault", row=row, seed=seed, **limits, may_fail=fault.may_fail, may_cut=fault.may_cut)
     crowd = stack.crowd = Crowd(stack.url, NUM_CLIENTS, seed, ledger)
     load = asyncio.create_task(crowd.run())
     await asyncio.sleep(SETTLE_S)

@@ -115,3 +115,11 @@ def test_what_is_printed_of_a_verdict_can_be_read_again(recovered_s: float | Non
     first, *rest = describe(broken).splitlines()
     assert told(first) == Verdict("kill-all", 7, ["its ledger says more"], recovered_s, 120, 3)
     assert [told(line) for line in rest] == [None]
+
+
+def test_nobody_waits_longer_than_a_silent_worker_takes_to_be_noticed() -> None:
+    assert judge(ledger({"longest_wait_s": 99.0})) == [], "a row without a limit"
+    records = ledger({"longest_wait_s": 13.5}, wait_s=13)
+    records[4]["longest_wait_s"] = 12.5
+    assert judge(records) == ["request 1 waited 13.5 s for a token, not 13"]
+    assert judge(records, slack=1.1) == []

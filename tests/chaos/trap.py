@@ -17,7 +17,7 @@ import msgspec
 FOLDER_VARIABLE = "BALEEN_CHAOS_TRAP"
 KILL, STOP, STALL = "kill", "stop", "stall"
 # Longer than a gateway waits for a worker that says nothing.
-STALL_S = 13.0
+STALL_S = 16.0
 
 
 class Order(msgspec.Struct, frozen=True):

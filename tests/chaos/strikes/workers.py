@@ -12,7 +12,7 @@ from chaos.stack import Member, Stack
 from harness.processes import wait_for
 
 # Longer than a gateway waits for a worker that says nothing.
-LONG_SILENCE_S = 13.0
+LONG_SILENCE_S = 16.0
 
 
 async def kill(member: Member, number: int, *, rank_only: bool = False) -> None:
