@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 KEY_FLAG = "--disaggregation-key-file"
 _MODES = ("null", "prefill", "decode")
 _BACKENDS = tuple(backend.value for backend in Backend)
+# Libraries that read a peer's memory, and why none of them does so here: docs/adr/0028.
+_UNSAFE = {
+    "nixl": "without a card for it, bytes of a read that was given up are written later, into pages that are another's",
+    "mooncake": "nothing ends a read that was given up, and its listeners are open to everybody",
+}
 _OF_BOTH = (
     "disaggregation_transfer_backend",
     "disaggregation_key_file",
@@ -38,7 +43,8 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--disaggregation-transfer-backend",
-        choices=_BACKENDS,
+        choices=(*_BACKENDS, *_UNSAFE),
+        metavar="{" + ",".join(_BACKENDS) + "}",
         help="how pages travel: over tcp (default), or by cuda_ipc from one GPU to another of this host; "
         "auto: by cuda_ipc where that is possible",
     )
@@ -107,6 +113,8 @@ def chosen(values: dict[str, Any]) -> DisaggregationConfig | None:
 
 def _backend(values: dict[str, Any]) -> Backend | None:
     name = values["disaggregation_transfer_backend"]
+    if name in _UNSAFE:
+        raise ConfigError(f"--disaggregation-transfer-backend {name} is refused: {_UNSAFE[name]}. Name tcp or cuda_ipc")
     if name == Backend.CUDA_IPC.value and (values["runner"] == "fake" or values["device"] == "cpu"):
         raise ConfigError(
             "--disaggregation-transfer-backend cuda_ipc moves pages between GPUs, and this worker's are in host "

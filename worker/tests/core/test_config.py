@@ -95,7 +95,7 @@ def test_backends_of_sparse_attention_have_the_names_that_users_know(backend: st
         ("--page-size", "1", "64 tokens"),
         ("--speculative-algorithm", "EAGLE", "speculative decoding is not built"),
         ("--disaggregation-mode", "both", "invalid choice"),
-        ("--disaggregation-transfer-backend", "mooncake", "invalid choice"),
+        ("--disaggregation-transfer-backend", "ucx", "invalid choice"),
         ("--disaggregation-transfer-backend", "tcp", "without --disaggregation-mode prefill or decode"),
         ("--disaggregation-bootstrap-port", "8998", "without --disaggregation-mode prefill"),
         ("--disaggregation-ib-device", "mlx5_0", "over tcp"),
@@ -140,6 +140,8 @@ def test_pages_travel_as_the_operator_says(tmp_path: Path) -> None:
         config = parse([*half, name]).worker.disaggregation
         assert config is not None
         assert config.backend is Backend(name)
+    assert "nixl is refused" in refusal(*half, "nixl")
+    assert "mooncake is refused" in refusal(*half, "mooncake")
     for elsewhere in (["--device", "cpu"], ["--runner", "fake"]):
         assert "cuda_ipc moves pages between GPUs" in refusal(*half, "cuda_ipc", *elsewhere)
 
