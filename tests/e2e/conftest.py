@@ -38,9 +38,10 @@ def slow_stack() -> Iterator[Gateway]:
 
 @pytest.fixture(scope="session")
 def model_stack() -> Iterator[Gateway]:
-    """Computes the micro model in float32, with the plugin of `harness.plugin`."""
-    plugin = ["--logit-processor", "repeat-prompt=harness.plugin:repeat_prompt"]
-    arguments = serve_arguments("model", "--dtype", "float32", *plugin)
+    """Computes the micro model in float32, with the plugin of `harness.plugin`, and with one that raises."""
+    plugins = ["--logit-processor", "repeat-prompt=harness.plugin:repeat_prompt"]
+    plugins += ["--logit-processor", "breaks=json:loads"]  # the reader of JSON takes no logits
+    arguments = serve_arguments("model", "--dtype", "float32", *plugins)
     with Gateway(*arguments, env={"PYTHONPATH": str(ROOT / "tests")}) as gateway:
         yield gateway.ready()
 

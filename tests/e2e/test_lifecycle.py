@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 import shutil
@@ -81,15 +82,11 @@ def error_lines(log: str) -> list[str]:
 # --- start
 
 
-def test_the_embedded_model_is_served_without_a_model_directory(start: Start) -> None:
+def test_the_embedded_model_is_served_and_the_banners_curl_works(start: Start) -> None:
     gateway = start("serve")
     with gateway.client() as client:
         assert [model.id for model in client.models.list()] == [MODEL]
     assert answer_of(gateway)
-
-
-def test_the_banner_names_everything_and_its_curl_works(start: Start) -> None:
-    gateway = start(*serve_arguments("model"))
     banner = wait_for("the banner is printed", lambda: gateway.log() if "curl " in gateway.log() else "")
     assert gateway.url in banner
     assert MODEL in banner
@@ -191,10 +188,11 @@ def break_model(folder: Path, how: str) -> None:
     ("how", "named"),
     [
         ("truncated", ".safetensors"),
-        ("corrupt header", ".safetensors"),
-        ("missing shard", "model-00002-of-00002.safetensors"),
-        ("missing weights", "safetensors"),
-        ("pickled weights", "pytorch_model.bin"),
+        # The same way to the same sentence, each a start of PyTorch; worker/tests/run/test_checkpoint.py has them all.
+        pytest.param("corrupt header", ".safetensors", marks=pytest.mark.slow),
+        pytest.param("missing shard", "model-00002-of-00002.safetensors", marks=pytest.mark.slow),
+        pytest.param("missing weights", "safetensors", marks=pytest.mark.slow),
+        pytest.param("pickled weights", "pytorch_model.bin", marks=pytest.mark.slow),
         ("missing config", "config.json"),
         ("config without a key", "kv_lora_rank"),
         ("config that is not JSON", "config.json"),
@@ -261,9 +259,18 @@ def test_an_unsupervised_worker_drains_and_exits(start: Start) -> None:
 # --- stop
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("whole_group", [False, True])
-@pytest.mark.parametrize("runner", ["fake", "model"])
+# To the gateway alone or to all, by hand or by a service manager.
+SIGNALS = list(itertools.product([False, True], [signal.SIGTERM, signal.SIGINT]))
+
+
+@pytest.mark.parametrize(
+    ("runner", "whole_group", "number"),
+    [
+        *[("fake", *how) for how in SIGNALS],
+        ("model", True, signal.SIGINT),
+        *[pytest.param("model", *how, marks=pytest.mark.slow) for how in SIGNALS if how != (True, signal.SIGINT)],
+    ],
+)
 def test_an_idle_stack_is_gone_in_two_seconds(start: Start, runner: str, whole_group: bool, number: int) -> None:
     gateway = start(*serve_arguments(runner))
     assert answer_of(gateway)
@@ -362,7 +369,7 @@ def test_a_collected_answer_is_whole_though_its_worker_was_killed(start: Start) 
 
 def test_a_worker_that_dies_again_and_again_is_restarted_with_pauses(start: Start) -> None:
     gateway = start(*serve_arguments("fake"))
-    for _ in range(3):
+    for _ in range(2):
         head = gateway.worker_head()
         head.kill()
         wait_for("the old worker is gone", lambda head=head: not is_alive(head))

@@ -64,7 +64,8 @@ def test_flushing_waits_for_nobody(slow_stack: Gateway) -> None:
 
 
 def test_more_requests_than_permits_are_turned_away(start: Start) -> None:
-    gateway = start(*serve_arguments("fake", "--fake-step-ms", "20", "--max-concurrent-requests", "1"))
+    limits = ["--max-concurrent-requests", "1", "--queue-timeout-s", "1"]
+    gateway = start(*serve_arguments("fake", "--fake-step-ms", "20", *limits))
     with gateway.client() as client:
         _, chunks = long_stream(client)
         with pytest.raises(openai.RateLimitError):

@@ -20,13 +20,13 @@ NUM_WORKERS = 4
 QUESTIONS = ["Tell me about the sea.", "What is 12 plus 30?", "Hello!", "Name three colours. " * 40]
 
 
-@pytest.fixture(params=["fake", pytest.param("model", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["fake", pytest.param("model", marks=pytest.mark.slow)])
 def runner(request: pytest.FixtureRequest) -> list[str]:
     """Arguments of the runner."""
     return {"fake": ["fake", "--fake-step-ms", "5"], "model": ["model", "--dtype", "float32"]}[request.param]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pairs(runner: list[str]) -> Iterator[Gateway]:
     with Gateway(*serve_arguments(*runner, *PAIRS)) as gateway:
         gateway.ready()

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
-from harness.processes import Gateway, serve_arguments, wait_for
+from harness.processes import Gateway, wait_for
 
 # The first constraint of a worker waits until two processes have imported what compiles it.
 TIMEOUT_S = 250
-# A processor that raises: the reader of JSON takes no logits.
-PLUGIN = ["--logit-processor", "breaks=json:loads"]
 GAUGES = ("baleen_worker_running_requests", "baleen_worker_waiting_requests", "baleen_worker_used_kv_pages")
 
 # (name, fields, field at fault, words of the reason)
@@ -31,12 +28,6 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def stack() -> Iterator[Gateway]:
-    with Gateway(*serve_arguments("model", "--dtype", "float32", *PLUGIN)) as gateway:
-        yield gateway.ready()
-
-
 def ask(gateway: Gateway, **fields: Any) -> httpx.Response:
     body = {"model": "micro", "prompt": "Hello", "max_tokens": 4, "temperature": 0} | fields
     return httpx.post(f"{gateway.url}/v1/completions", json=body, timeout=TIMEOUT_S)
@@ -49,33 +40,33 @@ def at_rest(gateway: Gateway) -> bool:
 
 @pytest.mark.parametrize(("fields", "field", "words"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_it_is_refused_with_the_reason_and_nothing_is_queued(
-    stack: Gateway, fields: dict[str, Any], field: str, words: str
+    model_stack: Gateway, fields: dict[str, Any], field: str, words: str
 ) -> None:
-    response = ask(stack, **fields)
+    response = ask(model_stack, **fields)
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert error["type"] == "invalid_request_error"
     assert field in (error["param"] or "") or field in error["message"], error
     assert words in error["message"], error
-    wait_for("nothing is left behind", lambda: at_rest(stack))
+    wait_for("nothing is left behind", lambda: at_rest(model_stack))
 
 
-def test_a_grammar_that_leads_nowhere_ends_its_answer(stack: Gateway) -> None:
+def test_a_grammar_that_leads_nowhere_ends_its_answer(model_stack: Gateway) -> None:
     """Nothing may follow the first letter, not even an end: the answer is cut short as by its length."""
-    choice = ask(stack, ebnf='root ::= "a" never\nnever ::= "b" never', max_tokens=8).json()["choices"][0]
+    choice = ask(model_stack, ebnf='root ::= "a" never\nnever ::= "b" never', max_tokens=8).json()["choices"][0]
     assert choice["finish_reason"] == "length"
     assert choice["text"] == "a" + "b" * (len(choice["text"]) - 1)
-    wait_for("nothing is left behind", lambda: at_rest(stack))
+    wait_for("nothing is left behind", lambda: at_rest(model_stack))
 
 
-def test_a_plugin_that_raises_ends_only_its_request(stack: Gateway) -> None:
+def test_a_plugin_that_raises_ends_only_its_request(model_stack: Gateway) -> None:
     """Its neighbours in the same steps get what they would have got alone."""
-    alone = ask(stack, max_tokens=40).json()["choices"]
+    alone = ask(model_stack, max_tokens=40).json()["choices"]
     with ThreadPoolExecutor(8) as pool:
-        neighbours = [pool.submit(ask, stack, max_tokens=40) for _ in range(4)]
-        broken = [pool.submit(ask, stack, logit_processors=["breaks"]) for _ in range(4)]
+        neighbours = [pool.submit(ask, model_stack, max_tokens=40) for _ in range(4)]
+        broken = [pool.submit(ask, model_stack, logit_processors=["breaks"]) for _ in range(4)]
     for response in (future.result() for future in broken):
         assert response.status_code == 500, response.text
         assert "breaks" in json.dumps(response.json()["error"])
     assert [future.result().json()["choices"] for future in neighbours] == [alone] * 4
-    wait_for("nothing is left behind", lambda: at_rest(stack))
+    wait_for("nothing is left behind", lambda: at_rest(model_stack))

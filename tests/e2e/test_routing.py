@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import httpx
 import pytest
 from harness.processes import MICRO_MODEL, Gateway, Worker, wait_for
 
@@ -14,8 +15,9 @@ NUM_WORKERS = 3
 SYSTEM_PROMPTS = ["tide table", "harbour rules", "cargo list", "weather log", "crew roster", "fuel report"]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def workers() -> Iterator[list[Worker]]:
+    """For all tests of this file; the last one ends one of them."""
     with ExitStack() as running:
         yield [running.enter_context(Worker(str(MICRO_MODEL), "--runner", "fake")) for _ in range(NUM_WORKERS)]
 
@@ -24,6 +26,13 @@ def front(start: Start, workers: list[Worker], *flags: str) -> Gateway:
     addresses = [word for worker in workers for word in ("--worker", worker.address)]
     gateway = start(*addresses, *flags)
     wait_for("all are ready", lambda: gateway.metrics()["baleen_worker_ready"] == NUM_WORKERS)
+    return gateway
+
+
+def front_anew(start: Start, workers: list[Worker], *flags: str) -> Gateway:
+    """The same, and nothing is cached of an earlier test."""
+    gateway = front(start, workers, *flags)
+    httpx.post(f"{gateway.url}/flush_cache", timeout=10).raise_for_status()
     return gateway
 
 
@@ -36,7 +45,7 @@ def cached_share(gateway: Gateway, system_prompt: str, question: str, **extra: A
 
 
 def test_later_requests_go_where_their_beginning_is_cached(start: Start, workers: list[Worker]) -> None:
-    gateway = front(start, workers)
+    gateway = front_anew(start, workers)
     for system_prompt in SYSTEM_PROMPTS:
         assert cached_share(gateway, system_prompt, "What is first?") == 0.0
     for question in ("What is next?", "What is last?"):
@@ -50,21 +59,21 @@ def test_later_requests_go_where_their_beginning_is_cached(start: Start, workers
 
 
 def test_round_robin_pays_for_what_it_does_not_know(start: Start, workers: list[Worker]) -> None:
-    gateway = front(start, workers, "--policy", "round_robin")
+    gateway = front_anew(start, workers, "--policy", "round_robin")
     shares = [cached_share(gateway, SYSTEM_PROMPTS[0], f"Question {number}?") for number in range(2 * NUM_WORKERS)]
     assert shares[:NUM_WORKERS] == [0.0] * NUM_WORKERS
     assert min(shares[NUM_WORKERS:]) > 0.8
 
 
 def test_equal_beginnings_share_a_worker_by_their_hash(start: Start, workers: list[Worker]) -> None:
-    gateway = front(start, workers, "--policy", "prefix_hash")
+    gateway = front_anew(start, workers, "--policy", "prefix_hash")
     for system_prompt in SYSTEM_PROMPTS:
         assert cached_share(gateway, system_prompt, "What is first?") == 0.0
         assert cached_share(gateway, system_prompt, "What is next?") > 0.8
 
 
 def test_a_session_keeps_its_worker_and_moves_when_that_is_lost(start: Start, workers: list[Worker]) -> None:
-    gateway = front(start, workers, "--policy", "consistent_hashing")
+    gateway = front_anew(start, workers, "--policy", "consistent_hashing")
     # So many that each worker has some of them, whatever the addresses are.
     names = [f"session {number}" for number in range(30)]
 

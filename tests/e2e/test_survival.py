@@ -69,7 +69,11 @@ def answer(
 
 @pytest.mark.parametrize(
     ("runner", "how"),
-    [("fake", "greedy"), ("fake", "seeded"), *[pytest.param("model", how, marks=pytest.mark.slow) for how in SAMPLING]],
+    [
+        ("fake", "seeded"),
+        pytest.param("fake", "greedy", marks=pytest.mark.slow),
+        *[pytest.param("model", how, marks=pytest.mark.slow) for how in SAMPLING],
+    ],
 )
 def test_an_answer_is_the_same_when_its_worker_is_killed(start: Start, runner: str, how: str) -> None:
     sampling = SAMPLING[how]

@@ -82,7 +82,10 @@ def test_a_worker_of_another_version_serves(
     assert all(whole == streamed for whole, streamed in answers(gateway)[::2])
 
 
-@pytest.mark.parametrize(("prefill", "decode"), [("newer", "older"), ("older", "newer"), ("this", "newer")])
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [("newer", "older"), ("older", "newer"), pytest.param("this", "newer", marks=pytest.mark.slow)],
+)
 def test_pairs_of_two_versions_serve(
     start: Start, worker_of: StartWorker, fake_stack: Gateway, prefill: str, decode: str
 ) -> None:

@@ -101,7 +101,7 @@ def test_any_chunk_size(name: str, is_prompt: bool, sizes: Sequence[int]) -> Non
 
 @NAMES
 @pytest.mark.parametrize("form", [AttentionForm.AUTO, AttentionForm.ABSORBED])
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
 def test_random_chunks_and_neighbours(name: str, form: AttentionForm, seed: int) -> None:
     case = prepared(name)
     lengths = [len(ids) for ids in case.sequences]
