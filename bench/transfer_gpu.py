@@ -69,7 +69,6 @@ def main() -> None:
 def measure(latent_format: str, visible: str, repeats: int) -> dict[str, Any]:
     """Handovers, transfers and bare copies of one format."""
     import torch
-    from baleen_kernels.own import pages as kernels
     from baleen_worker.cache.page_bytes import PoolPages
     from baleen_worker.transfer.actions import Timers
     from baleen_worker.transfer.cuda_ipc import CudaIpc
@@ -96,12 +95,7 @@ def measure(latent_format: str, visible: str, repeats: int) -> dict[str, Any]:
         for number in range(repeats + 1):
             handovers.append(_handover(transfer, prefill, number, pages))
             rates.append(num_bytes / _whole(transfer, prefill, 1000 + number, pages) / 1e9)
-        kernel: dict[str, float] = {}
-        for programs in (32, 64, 128, 264, 528):
-            kernels.COPY_PROGRAMS = programs
-            mapped.fill(pages, pages)()
-            times = [_timed(mapped.fill, pages, pages) for _ in range(5)]
-            kernel[str(programs)] = num_bytes / median(times) / 1e9
+        filling_s = median(_timed(mapped.fill, pages, pages) for _ in range(5))
         assert store.device is not None, "the pools are not on a GPU"
         digest_ms = 1000 * median(_timed(store.device.digests, pages) for _ in range(5))
         transfer.close()
@@ -112,7 +106,7 @@ def measure(latent_format: str, visible: str, repeats: int) -> dict[str, Any]:
         "gb_per_s": median(rates[1:]),
         "rates_gb_per_s": rates,
         "prompt_mb": num_bytes / 1e6,
-        "filling_gb_per_s_by_programs": kernel,
+        "filling_gb_per_s": num_bytes / filling_s / 1e9,
         "digests_of_a_prompt_ms": digest_ms,
         "first_mapping_ms": mapping_ms,
     }

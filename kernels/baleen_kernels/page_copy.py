@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from baleen_kernels.machine import TRITON
-from baleen_kernels.page_digest import ALIGNMENT, WORD_BYTES, make_memory, make_stores
+from baleen_kernels.page_digest import ALIGNMENT, WORD_BYTES, count_of, make_memory, make_stores
 from baleen_kernels.registry import Op
 
 
@@ -97,9 +97,11 @@ def _triton(
     target_stores: Tensor,
     target_pages: Tensor,
 ) -> None:
+    from baleen_kernels.own import pages as own
+
     words = source_stores[:, 1] // WORD_BYTES
     sources, targets = source.data_ptr() + source_stores[:, 0], target.data_ptr() + target_stores[:, 0]
-    copy_at(sources, source_pages, targets, target_pages, words)
+    own.copy(count_of(source_pages), sources, source_pages, targets, target_pages, words)
 
 
 def page_copy(
@@ -114,10 +116,3 @@ def page_copy(
 ) -> None:
     """See the module docstring."""
     OP.pick(backend)(source, source_stores, source_pages, target, target_stores, target_pages)
-
-
-def copy_at(sources: Tensor, source_pages: Tensor, targets: Tensor, target_pages: Tensor, words: Tensor) -> None:
-    """The same by Triton for stores at addresses [S] int64 that the device can reach; words [S] int64 a page has."""
-    from baleen_kernels.own import pages as own
-
-    own.copy(sources, source_pages, targets, target_pages, words)

@@ -120,8 +120,13 @@ def _rejects_triton(memory: Tensor, stores: Tensor, pages: Tensor) -> str | None
 
 @OP.backend("triton", needs=TRITON, rejects=_rejects_triton)
 def _triton(memory: Tensor, stores: Tensor, pages: Tensor) -> Tensor:
+    from baleen_kernels.own import pages as own
+
     starts, sizes = stores.unbind(1)
-    return digests_at(memory.data_ptr() + starts, sizes // WORD_BYTES, pages)
+    words = sizes // WORD_BYTES
+    out = torch.zeros_like(pages)
+    own.digest(count_of(pages), memory.data_ptr() + starts, pages, words, words.cumsum(0) - words, out)
+    return out
 
 
 def page_digest(memory: Tensor, stores: Tensor, pages: Tensor, *, backend: str = "torch") -> Tensor:
@@ -129,8 +134,6 @@ def page_digest(memory: Tensor, stores: Tensor, pages: Tensor, *, backend: str =
     return OP.pick(backend)(memory, stores, pages)
 
 
-def digests_at(addresses: Tensor, words: Tensor, pages: Tensor) -> Tensor:
-    """The same by Triton for stores at addresses [S] int64 that the device can read; words [S] int64 a page has."""
-    from baleen_kernels.own import pages as own
-
-    return own.digest(addresses, words, pages)
+def count_of(pages: Tensor) -> Tensor:
+    """Their number, on their device."""
+    return torch.tensor([len(pages)], dtype=torch.int64, device=pages.device)

@@ -1,17 +1,20 @@
 """Triton: pages of many stores at once, copied and digested where they are, which may be another device's memory.
 
-Stores are given by addresses and not by tensors: memory of another process has no tensor.
+How many pages there are is read on the device, so that a launch can be part of a graph. Stores are given by addresses
+and not by tensors: memory of another process has no tensor. A task is a page in one store; a launch does one part of
+all tasks, so that one part can be digested while the next is copied.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 # Programs of a copy: enough bytes in flight for a link between devices, and most of the device left to its steps.
 COPY_PROGRAMS = 128
+# Of a digest, which reads the device's own memory.
+DIGEST_PROGRAMS = 528
 _BLOCK_WORDS = 2048
 _WARPS = 8
 
@@ -35,36 +38,58 @@ def _mixed(word, place):
 
 
 @triton.jit
-def _digest(addresses, words, firsts, pages, out, BLOCK: tl.constexpr):
-    place, store = tl.program_id(0), tl.program_id(1)
-    num_words, first = tl.load(words + store), tl.load(firsts + store)
-    source = _page_at(out, tl.load(addresses + store), tl.load(pages + place), num_words)
-    total = tl.zeros((BLOCK,), tl.int64)
-    for start in range(0, num_words, BLOCK):
-        at = tl.multiple_of(start, 2) + tl.arange(0, BLOCK)
-        word = tl.load(source + at, mask=at < tl.multiple_of(num_words, 2), other=0)
-        total += tl.where(at < num_words, _mixed(word, first + at), 0)
-    tl.atomic_add(out + place, tl.sum(total, 0))
+def _tasks_before(part, count, num_stores, parts):
+    """Tasks of all earlier parts."""
+    return tl.load(count) * num_stores * part // parts
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["part"])
+def _digest(
+    count,
+    addresses,
+    pages,
+    words,
+    firsts,
+    out,
+    num_stores,
+    part,
+    PARTS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    begin = _tasks_before(part, count, num_stores, PARTS)
+    for task in range(begin + tl.program_id(0), _tasks_before(part + 1, count, num_stores, PARTS), PROGRAMS):
+        place, store = task // num_stores, task % num_stores
+        num_words, first = tl.load(words + store), tl.load(firsts + store)
+        source = _page_at(out, tl.load(addresses + store), tl.load(pages + place), num_words)
+        total = tl.zeros((BLOCK,), tl.int64)
+        for start in range(0, num_words, BLOCK):
+            at = tl.multiple_of(start, 2) + tl.arange(0, BLOCK)
+            word = tl.load(source + at, mask=at < tl.multiple_of(num_words, 2), other=0)
+            total += tl.where(at < num_words, _mixed(word, first + at), 0)
+        tl.atomic_add(out + place, tl.sum(total, 0))
+
+
+@triton.jit(do_not_specialize=["part"])
 def _copy(
-    anchor,
+    count,
     sources,
     source_pages,
     targets,
     target_pages,
     words,
-    num_tasks,
     num_stores,
+    part,
+    PARTS: tl.constexpr,
     PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    for task in range(tl.program_id(0), num_tasks, PROGRAMS):
+    begin = _tasks_before(part, count, num_stores, PARTS)
+    for task in range(begin + tl.program_id(0), _tasks_before(part + 1, count, num_stores, PARTS), PROGRAMS):
         place, store = task // num_stores, task % num_stores
         num_words = tl.load(words + store)
-        source = _page_at(anchor, tl.load(sources + store), tl.load(source_pages + place), num_words)
-        target = _page_at(anchor, tl.load(targets + store), tl.load(target_pages + place), num_words)
+        source = _page_at(words, tl.load(sources + store), tl.load(source_pages + place), num_words)
+        target = _page_at(words, tl.load(targets + store), tl.load(target_pages + place), num_words)
         for start in range(0, num_words, BLOCK):
             at = tl.multiple_of(start, 2) + tl.arange(0, BLOCK)
             # Past the first cache: another process may have written these since the last copy.
@@ -72,31 +97,58 @@ def _copy(
             tl.store(target + at, word, mask=at < tl.multiple_of(num_words, 2))
 
 
-def digest(addresses: Tensor, words: Tensor, pages: Tensor) -> Tensor:
-    """Contract as in `baleen_kernels.page_digest`; stores by the addresses of their first pages, sizes in words."""
-    out = torch.zeros(len(pages), dtype=torch.int64, device=pages.device)
-    firsts = words.cumsum(0) - words
-    if len(pages):
-        grid = (len(pages), len(addresses))
-        _digest[grid](addresses, words, firsts, pages, out, BLOCK=_BLOCK_WORDS, num_warps=_WARPS)
-    return out
+def digest(
+    count: Tensor,
+    addresses: Tensor,
+    pages: Tensor,
+    words: Tensor,
+    firsts: Tensor,
+    out: Tensor,
+    part: int = 0,
+    parts: int = 1,
+) -> None:
+    """Adds digests of the first `count` [1] pages, as in `baleen_kernels.page_digest`, to `out`, or a part of each.
+
+    Stores by the addresses of their first pages and the words of a page; `firsts`: words of a page before each store's.
+    """
+    _digest[(DIGEST_PROGRAMS,)](
+        count,
+        addresses,
+        pages,
+        words,
+        firsts,
+        out,
+        len(words),
+        part,
+        PARTS=parts,
+        PROGRAMS=DIGEST_PROGRAMS,
+        BLOCK=_BLOCK_WORDS,
+        num_warps=_WARPS,
+    )
 
 
-def copy(sources: Tensor, source_pages: Tensor, targets: Tensor, target_pages: Tensor, words: Tensor) -> None:
-    """Contract as in `baleen_kernels.page_copy`; stores by the addresses of their first pages, sizes in words."""
-    num_tasks = len(source_pages) * len(sources)
-    programs = COPY_PROGRAMS
-    if num_tasks:
-        _copy[(min(programs, num_tasks),)](
-            torch.empty(2, dtype=torch.int64, device=words.device),
-            sources,
-            source_pages,
-            targets,
-            target_pages,
-            words,
-            num_tasks,
-            len(sources),
-            PROGRAMS=min(programs, num_tasks),
-            BLOCK=_BLOCK_WORDS,
-            num_warps=_WARPS,
-        )
+def copy(
+    count: Tensor,
+    sources: Tensor,
+    source_pages: Tensor,
+    targets: Tensor,
+    target_pages: Tensor,
+    words: Tensor,
+    part: int = 0,
+    parts: int = 1,
+) -> None:
+    """Copies a part of the first `count` [1] pages, as in `baleen_kernels.page_copy`; stores as in `digest`."""
+    _copy[(COPY_PROGRAMS,)](
+        count,
+        sources,
+        source_pages,
+        targets,
+        target_pages,
+        words,
+        len(words),
+        part,
+        PARTS=parts,
+        PROGRAMS=COPY_PROGRAMS,
+        BLOCK=_BLOCK_WORDS,
+        num_warps=_WARPS,
+    )

@@ -8,7 +8,8 @@ order in which they were started; it maps and unmaps in between, so nothing is u
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -43,22 +44,37 @@ class Loan:
         self._borrowed = borrowed
         self._is_over = False
 
-    async def fill(self, theirs: Sequence[int], ours: Sequence[int]) -> list[int]:
-        """Digests of own pages once they are filled. Raises LoanError, and ConnectionError once the loan is over."""
+    def fill(self, theirs: Sequence[int], ours: Sequence[int]) -> asyncio.Future[list[int]]:
+        """Starts to fill own pages; their digests come with its end, or LoanError.
+
+        Raises LoanError, and ConnectionError once the loan is over.
+        """
         if not 0 <= min(theirs) <= max(theirs) < self._borrowed.num_pages:
             raise LoanError("it announces pages that its memory does not have")
         if self._is_over:
             raise ConnectionResetError("the loan is over")
-        try:
+        with _told_as_loan_error():
             wait = self._borrowed.fill(theirs, ours)
-            return await self._station.loop.run_in_executor(self._waiter, wait)
-        except RuntimeError as error:  # of the device
-            raise LoanError(f"its memory cannot be read: {error}") from None
+
+        def wait_for_digests() -> list[int]:
+            with _told_as_loan_error():
+                return wait()
+
+        return self._station.loop.run_in_executor(self._waiter, wait_for_digests)
 
     def end(self) -> None:
         """Nothing is copied any more, but what is under way."""
         self._is_over = True
         self._waiter.submit(self._borrowed.close)
+
+
+@contextlib.contextmanager
+def _told_as_loan_error() -> Generator[None]:
+    """Errors of the device."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LoanError(f"its memory cannot be read: {error}") from None
 
 
 class Borrower:

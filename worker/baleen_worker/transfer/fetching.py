@@ -8,17 +8,18 @@ its memory are copied out of it, and then the peer is asked what they were worth
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from baleen_worker.transfer import wire
 from baleen_worker.transfer.actions import Action, Close, Connect, Failed, ProtocolError, Report, Send, Serve, Store
 from baleen_worker.transfer.digests import Digests
 from baleen_worker.transfer.handshake import GREETING_S, introduce, reach, unreachable
 from baleen_worker.transfer.lending import LoanError
-from baleen_worker.transfer.messages import Data, FromPrefill, Key, Read, Sealed, Stale, Took
-from baleen_worker.transfer.receiving import ReceivingLeg
+from baleen_worker.transfer.messages import Computed, Data, FromPrefill, Key, Read, Sealed, Stale, Took
+from baleen_worker.transfer.receiving import WINDOW, ReceivingLeg
 from baleen_worker.transfer.wire import StrangerError
 
 if TYPE_CHECKING:
@@ -30,12 +31,20 @@ if TYPE_CHECKING:
     from baleen_worker.transfer.station import Station
 
 
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """`digests` come when it is done."""
+
+    read: Read
+    digests: asyncio.Future[list[int]]
+
+
 @dataclass(slots=True)
 class _Receiving:
     """`pages` are reserved for places from `first` on.
 
-    `loan`: the peer's memory, if pages are copied from there; `copies` are under way, `taken` has the digests of those
-    that are done and not judged yet, by first place.
+    `loan`: the peer's memory, if pages are copied from there. `copies` are under way; by first place, `begun` has those
+    that the leg has not asked for yet, and `taken` the digests of those that are done and not judged yet.
     """
 
     leg: ReceivingLeg
@@ -45,7 +54,8 @@ class _Receiving:
     loan: Loan | None = None
     first: int = 0
     pages: Sequence[int] = ()
-    copies: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+    copies: set[asyncio.Future[Any]] = field(default_factory=set[asyncio.Future[Any]])
+    begun: dict[int, _Copy] = field(default_factory=dict[int, "_Copy"])
     taken: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
 
     def places(self, first: int, count: int) -> Sequence[int]:
@@ -118,6 +128,7 @@ class Fetcher:
                 receiving.connection.socket.close()
                 receiving.connection = None
             receiving.taken.clear()
+            receiving.begun.clear()
         if not leg.over:
             self._act(key, receiving, leg.lost(reason, time.monotonic()))
 
@@ -126,6 +137,7 @@ class Fetcher:
         station, leg = self._station, receiving.leg
         loan = receiving.loan = await self._borrower.loan(receiving.expect.peer)
         leg.pages_per_read = station.pages_per_read if loan is None else loan.pages_per_read
+        leg.copies = loan is not None
         async with asyncio.timeout(GREETING_S):
             connection = receiving.connection = await reach(station, receiving.expect.peer)
             await introduce(station, connection, receiving.expect.peer)
@@ -136,6 +148,8 @@ class Fetcher:
                 message = wire.decode_from_prefill(await connection.receive(wire.MAX_FRAME_BYTES))
                 if isinstance(message, Data) and loan is None:
                     await self._take_pages(key, receiving, connection, message)
+                elif isinstance(message, Computed) and loan is not None:
+                    self._begin(receiving, loan, message)
                 elif isinstance(message, Sealed | Stale) and loan is not None:
                     digests = receiving.taken.pop(message.first, None)
                     if digests is None:
@@ -225,17 +239,40 @@ class Fetcher:
                     station.counters.num_failed += isinstance(action, Failed)
                     self._tell(key, receiving, action)
 
+    def _begin(self, receiving: _Receiving, loan: Loan, message: Computed) -> None:
+        """Copies pages that will be announced, as the leg will ask for them; what fails now will fail again then."""
+        count = min(len(message.pages), receiving.leg.pages_per_read)
+        read = Read(message.first, message.pages[:count], message.generations[:count])
+        if count and len(receiving.begun) < WINDOW and receiving.leg.has_use_for(read.first, count):
+            with contextlib.suppress(LoanError, ConnectionError):
+                receiving.begun[read.first] = _Copy(read, self._fill(receiving, loan, read))
+
     def _copy(self, key: Key, receiving: _Receiving, loan: Loan, read: Read) -> None:
-        """Starts to copy pages out of lent memory."""
+        """Copies pages out of lent memory, unless that has begun already, and then asks what they are worth."""
         task = self._station.spawn(self._take_lent(key, receiving, loan, read))
         receiving.copies.add(task)
         task.add_done_callback(receiving.copies.discard)
 
+    def _fill(self, receiving: _Receiving, loan: Loan, read: Read) -> asyncio.Future[list[int]]:
+        """Starts; raises like `Loan.fill`."""
+
+        def end(copy: asyncio.Future[list[int]]) -> None:
+            receiving.copies.discard(copy)
+            if not copy.cancelled():
+                copy.exception()  # nobody may ever ask for it
+
+        copy = loan.fill(read.pages, receiving.places(read.first, len(read.pages)))
+        receiving.copies.add(copy)
+        copy.add_done_callback(end)
+        return copy
+
     async def _take_lent(self, key: Key, receiving: _Receiving, loan: Loan, read: Read) -> None:
         connection, leg = receiving.connection, receiving.leg
-        ours = receiving.places(read.first, len(read.pages))
+        begun = receiving.begun.pop(read.first, None)
         try:
-            digests = await loan.fill(read.pages, ours)
+            if begun is None or begun.read != read:
+                begun = _Copy(read, self._fill(receiving, loan, read))
+            digests = await begun.digests
         except LoanError as error:
             if not leg.over:
                 self._station.complain(connection, str(error))

@@ -47,10 +47,11 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
 
 
 class Want(msgspec.Struct, frozen=True, array_like=True, tag="want"):
-    """Which leg this connection is for."""
+    """Which leg this connection is for. `copies`: its pages are copied out of lent memory, so `Computed` is of use."""
 
     request_id: bytes
     attempt: int
+    copies: bool = False
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
@@ -90,6 +91,14 @@ class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
 
 class Wait(msgspec.Struct, frozen=True, array_like=True, tag="wait"):
     """Nothing new, but alive."""
+
+
+class Computed(msgspec.Struct, frozen=True, array_like=True, tag="computed"):
+    """These pages are computed, and a `Chunk` follows when they are digested: they may be copied, and prove nothing."""
+
+    first: int
+    pages: list[int]
+    generations: list[int]
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
@@ -179,5 +188,18 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
 
 FromDecode = Response | Want | Sample | Lend | Read | Took | Ack | Alive
 FromPrefill = (
-    Challenge | Welcome | Wait | Chunk | Data | Sealed | Stale | Scores | Final | Released | Sampled | Lent | Refused
+    Challenge
+    | Welcome
+    | Wait
+    | Computed
+    | Chunk
+    | Data
+    | Sealed
+    | Stale
+    | Scores
+    | Final
+    | Released
+    | Sampled
+    | Lent
+    | Refused
 )

@@ -92,7 +92,9 @@ class ReceivingLeg:
         self._num_pages = num_pages
         self._num_scored = num_scored
         self._vocab_size = vocab_size
-        self.pages_per_read = pages_per_read  # may be changed before each connection
+        # May be changed before each connection.
+        self.pages_per_read = pages_per_read
+        self.copies = False  # out of lent memory
         self._known = _Progress()
         self._scores = TokenLogprobs()
         self._final: Final | None = None
@@ -127,7 +129,7 @@ class ReceivingLeg:
         """Greetings are exchanged."""
         self._connected = True
         self._sent_s = now_s
-        wants: list[Action] = [Send(Want(*self._key))]
+        wants: list[Action] = [Send(Want(*self._key, copies=self.copies))]
         return [*wants, Send(Ack())] if self._arrived else wants
 
     def lost(self, reason: str, now_s: float) -> list[Action]:
@@ -180,6 +182,13 @@ class ReceivingLeg:
         if places is None:
             raise ProtocolError("it answers a read that was not sent")
         return len(places)
+
+    def has_use_for(self, first: int, count: int) -> bool:
+        """Whether these places are reserved and neither filled nor read: a copy may begin before they are announced."""
+        known, places = self._known, set(range(first, first + count))
+        if self.over or known.missing is None or not places <= known.missing:
+            return False
+        return all(places.isdisjoint(range(at, at + len(read))) for at, read in known.reading.items())
 
     def received(self, message: Sealed, digests: list[int], now_s: float) -> list[Action]:
         """The pages of an answer have come, with these digests. Raises ProtocolError for an answer to nothing."""

@@ -21,6 +21,7 @@ from baleen_worker.transfer.messages import (
     Ack,
     Alive,
     Chunk,
+    Computed,
     Final,
     FromDecode,
     FromPrefill,
@@ -48,11 +49,16 @@ class SendingLeg:
         self._scores: list[Scores] = []
         self._final: Final | None = None
         self._attached = False
+        self._copies = False  # as its peer says of itself
         self._over = False
         self._heard_s = 0.0
         self._sent_s = 0.0
 
     # --- what happens here
+
+    def computed(self, message: Computed, now_s: float) -> list[Action]:
+        """These pages will be announced as soon as they are digested."""
+        return self._tell(message, now_s) if self._copies else []
 
     def announce(self, chunk: Chunk, now_s: float) -> list[Action]:
         """These pages are computed and held."""
@@ -84,9 +90,10 @@ class SendingLeg:
 
     # --- what the peer does
 
-    def attach(self, now_s: float) -> list[Action]:
-        """A peer that wants this leg is connected."""
+    def attach(self, now_s: float, *, copies: bool = False) -> list[Action]:
+        """A peer that wants this leg is connected. `copies`: see `Want`."""
         self._attached = True
+        self._copies = copies
         self._heard_s = self._sent_s = now_s
         told: list[Action] = []
         places = sorted(self._held)

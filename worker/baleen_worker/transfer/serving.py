@@ -19,6 +19,7 @@ from baleen_worker.transfer.connection import Connection
 from baleen_worker.transfer.handshake import GREETING_S, greet
 from baleen_worker.transfer.messages import (
     Chunk,
+    Computed,
     Data,
     Key,
     Lend,
@@ -66,7 +67,8 @@ class Server:
         self._generation = generation
         self._sending: dict[Key, _Sending] = {}
         self._handed_over: OrderedDict[Key, None] = OrderedDict()
-        self._early: dict[Key, Connection] = {}  # peers of legs that have not come yet
+        # Peers of legs that have not come yet, and whether they copy.
+        self._early: dict[Key, tuple[Connection, bool]] = {}
         self._num_connections = 0
 
     # --- what the engine orders -------------------------------------------------------------------------------------
@@ -75,13 +77,17 @@ class Server:
         """A leg may be asked for from now on."""
         self._sending[key] = _Sending(SendingLeg(self._station.timers))
         if (early := self._early.pop(key, None)) is not None:
-            self._attach(key, early)
+            self._attach(key, *early)
 
     def offer(self, order: Offer | Score | Finish | Withdraw, now_s: float) -> None:
         """There is something for the peer of a leg, if that still lives."""
         sending = self._sending.get(order.key)
-        if sending is not None:
-            self._act(order.key, sending, self._take_offer(sending.leg, order, now_s))
+        if sending is None:
+            return
+        if isinstance(order, Offer):  # said at once: the peer copies while this side digests
+            computed = Computed(order.first, [*order.pages], [*order.generations])
+            self._act(order.key, sending, sending.leg.computed(computed, now_s))
+        self._act(order.key, sending, self._take_offer(sending.leg, order, now_s))
 
     def cancel(self, key: Key) -> None:
         """The leg, if there is one, is over here."""
@@ -94,7 +100,7 @@ class Server:
         """Time has passed."""
         for key, sending in list(self._sending.items()):
             self._act(key, sending, sending.leg.tick(now_s))
-        for key, connection in list(self._early.items()):
+        for key, (connection, _) in list(self._early.items()):
             if now_s - connection.since_s > self._station.timers.lease_s:
                 self._station.complain(connection, "it wants a leg that never came")
                 del self._early[key]
@@ -141,8 +147,8 @@ class Server:
                 await greet(self._station, connection)
                 want = wire.decode_from_decode(await connection.receive(wire.MAX_GREETING_BYTES))
             match want:
-                case Want(request_id, attempt):
-                    await self._serve_leg((request_id, attempt), connection)
+                case Want(request_id, attempt, copies):
+                    await self._serve_leg((request_id, attempt), connection, copies=copies)
                 case Sample():
                     await serve_sample(self._station, connection)
                 case Lend():
@@ -159,24 +165,24 @@ class Server:
             self._num_connections -= 1
             connection.socket.close()
 
-    async def _serve_leg(self, key: Key, connection: Connection) -> None:
+    async def _serve_leg(self, key: Key, connection: Connection, *, copies: bool) -> None:
         if key in self._early:
             raise ProtocolError("another connection wants the same leg")
         writer = self._station.spawn(connection.write_queued())
         try:
             if key in self._sending:
-                self._attach(key, connection)
+                self._attach(key, connection, copies)
             elif key in self._handed_over:
                 connection.send(Released())
             else:
-                self._early[key] = connection
+                self._early[key] = connection, copies
             while True:
                 message = wire.decode_from_decode(await connection.receive(wire.MAX_FRAME_BYTES))
                 sending = self._sending.get(key)
                 if sending is not None and sending.connection is connection:
                     self._act(key, sending, sending.leg.hear(message, time.monotonic()))
         finally:
-            if self._early.get(key) is connection:
+            if key in self._early and self._early[key][0] is connection:
                 del self._early[key]
             sending = self._sending.get(key)
             if sending is not None and sending.connection is connection:
@@ -184,12 +190,12 @@ class Server:
                 sending.leg.detach()
             writer.cancel()
 
-    def _attach(self, key: Key, connection: Connection) -> None:
+    def _attach(self, key: Key, connection: Connection, copies: bool) -> None:
         sending = self._sending[key]
         if sending.connection is not None:
             sending.connection.shut()
         sending.connection = connection
-        self._act(key, sending, sending.leg.attach(time.monotonic()))
+        self._act(key, sending, sending.leg.attach(time.monotonic(), copies=copies))
 
     # --- what a leg asks for ----------------------------------------------------------------------------------------
 

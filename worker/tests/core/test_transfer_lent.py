@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from baleen_worker.transfer import borrowing, wire
 from baleen_worker.transfer.actions import Arrived, Begun, Failed, HandedOver, Stopped
 from baleen_worker.transfer.lending import Backend, LoanError, Reading
-from baleen_worker.transfer.messages import Lend, Lent, Took
-from baleen_worker.transfer.orders import Cancel, Offer, Receive
+from baleen_worker.transfer.messages import Computed, Final, Lend, Lent, Took
+from baleen_worker.transfer.orders import Cancel, Finish, Offer, Open, Receive
 from lent_pages import NUM_PAGES, SharedPages
 from test_transfer_tcp import DECODE, PREFILL, End, Forger, expect, hand_over, new_key, offer
 
@@ -40,6 +41,17 @@ def begin(prefill: End, decode: End, pages: list[int]) -> tuple[bytes, int]:
     offer(prefill, key, pages)
     expect(prefill, decode, key, len(pages))
     decode.wait_for(key, Begun)
+    return key
+
+
+def half_a_prompt(prefill: End, decode: End) -> tuple[bytes, int]:
+    """A leg of four pages, of which two have come."""
+    key = new_key()
+    prefill.transfer.give([Open(key), Offer(key, 0, [1, 2], [1, 1])])
+    expect(prefill, decode, key, 4)
+    decode.wait_for(key, Begun)
+    decode.transfer.give([Receive(key, 0, [40, 41, 42, 43])])
+    decode.wait(lambda: decode.transfer.counters.num_pages_received == 2)
     return key
 
 
@@ -140,6 +152,77 @@ def test_memory_that_does_not_fit_is_refused(prefill: End, decode: End) -> None:
     offer(prefill, key, [1])
     expect(prefill, decode, key, 1)
     assert "laid out in another way" in failure(decode, key)
+
+
+class SlowDigests:
+    """Has a side digest nothing more until it is told to go on."""
+
+    def __init__(self, end: End) -> None:
+        self._go_on, self._digests = threading.Event(), memory(end).digests
+        memory(end).digests = self._wait
+
+    def go_on(self) -> None:
+        self._go_on.set()
+
+    def _wait(self, pages: Sequence[int]) -> list[int]:
+        assert self._go_on.wait(20)
+        return self._digests(pages)
+
+
+def copies_of(decode: End) -> list[list[int]]:
+    """What is copied from now on."""
+    copied: list[list[int]] = []
+    memory(decode).before_copy = lambda pages: copied.append([*pages])
+    return copied
+
+
+def test_pages_are_copied_while_their_owner_digests_them_and_only_once(prefill: End, decode: End) -> None:
+    key = half_a_prompt(prefill, decode)
+    copied, digests = copies_of(decode), SlowDigests(prefill)
+    prefill.transfer.give([Offer(key, 2, [3, 4], [1, 1]), Finish(key, Final(5, 0, 4))])
+    decode.wait(lambda: copied == [[3, 4]])
+    assert decode.transfer.counters.num_pages_received == 2
+    digests.go_on()
+    decode.wait_for(key, Arrived)
+    assert copied == [[3, 4]]
+    assert [memory(decode).pages[page][0] for page in (40, 41, 42, 43)] == [1, 2, 3, 4]
+
+
+def test_a_copy_that_began_early_proves_nothing(prefill: End, decode: End) -> None:
+    key = half_a_prompt(prefill, decode)
+    copied, digests = copies_of(decode), SlowDigests(prefill)
+    prefill.transfer.give([Offer(key, 2, [3, 4], [1, 1])])
+    decode.wait(lambda: copied == [[3, 4]])
+    memory(prefill).spoil(4, bytes([99]) * 1000)  # after the copy, and before it is digested
+    digests.go_on()
+    prefill.transfer.give([Finish(key, Final(5, 0, 4))])
+    decode.wait_for(key, Arrived)
+    assert copied == [[3, 4], [3, 4]]
+    assert decode.transfer.counters.num_damaged_reads == 1
+    assert memory(decode).pages[43] == bytes([99]) * 1000
+
+
+def say(prefill: End, message: Computed) -> None:
+    """To the peer of the only leg."""
+    transfer: Any = prefill.transfer
+
+    def send() -> None:
+        [sending] = transfer._server._sending.values()
+        sending.connection.send(message)
+
+    transfer._station.post(send)
+
+
+def test_what_is_here_is_not_copied_over(prefill: End, decode: End) -> None:
+    """A peer says of pages that have come that they are computed, or of none, or of some that nobody asked for."""
+    key = half_a_prompt(prefill, decode)
+    copied = copies_of(decode)
+    for first, pages in ((0, [7, 8]), (1, [7, 8]), (0, []), (4, [7]), (-1, [7])):
+        say(prefill, Computed(first, pages, [1 for _ in pages]))
+    prefill.transfer.give([Offer(key, 2, [3, 4], [1, 1]), Finish(key, Final(5, 0, 4))])
+    decode.wait_for(key, Arrived)
+    assert copied == [[3, 4]]
+    assert [memory(decode).pages[page][0] for page in (40, 41, 42, 43)] == [1, 2, 3, 4]
 
 
 def test_pages_outside_of_lent_memory_are_never_read(prefill: End, decode: End) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from baleen_kernels.page_digest import page_digest
 from baleen_worker.cache.page_bytes import PoolPages
 from baleen_worker.cache.storage import BFLOAT16, FP8
 from baleen_worker.transfer.actions import Arrived, Begun, Failed, Report
@@ -151,6 +153,73 @@ def test_pages_on_a_device_come_over_tcp_too(latent_format: str) -> None:
         decode.wait_for(b"a", Arrived)
         decode.check(dict(zip(PAGES, OWN, strict=True)))
     decode.transfer.close()
+
+
+def test_what_a_read_uses_is_its_own(latent_format: str) -> None:
+    """A graph keeps no tensor: what is freed under it is given to others, and each then writes into the other's."""
+    device = torch.device("cuda", 0)
+    source, target = (make_pools(make_layout(LAYERS, latent_format), NUM_PAGES, device) for _ in range(2))
+    for layer in range(LAYERS):
+        for number, store in enumerate(source.page_stores(layer)):
+            store.copy_(contents(layer, number, store))
+    lent, own = PoolPages(source), PoolPages(target).device
+    assert own is not None
+    others = [torch.full((64 * size,), -1, dtype=torch.int64, device=device) for size in [*range(1, 24)] * 40]
+    torch.cuda.synchronize(device)
+    expected = digests_of(lent, PAGES)
+    for _ in range(20):  # more than there are slots
+        assert own.fill([region.address for region in lent.regions], PAGES, OWN)() == expected
+        assert own.digests(OWN) == expected
+    assert all(bool((other == -1).all()) for other in others)
+    for layer in range(LAYERS):
+        for read, written in zip(source.page_stores(layer), target.page_stores(layer), strict=True):
+            assert torch.equal(read[PAGES], written[OWN])
+    # Reads beside each other keep their numbers apart, and more pages than a read may have are digested in several.
+    started = [own.fill([region.address for region in lent.regions], [page], [page]) for page in PAGES]
+    assert [wait() for wait in started] == [[digest] for digest in expected]
+    many = PAGES * 100
+    assert own.digests(many) == expected * 100
+
+
+def test_no_garbage_is_collected_in_a_capture(latent_format: str) -> None:
+    """What a collection frees on a device, other graphs above all, would break the capture."""
+    pools = make_pools(make_layout(LAYERS, latent_format), NUM_PAGES, torch.device("cuda", 0))
+    captures: list[bool] = []
+
+    def note(phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            captures.append(torch.cuda.is_current_stream_capturing())
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(note)
+    gc.set_threshold(1)
+    try:
+        pages = PoolPages(pools).device
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(note)
+    assert pages is not None
+    assert captures
+    assert not any(captures)
+    assert gc.isenabled()
+    assert pages.digests(PAGES) == digests_of(PoolPages(pools), PAGES)
+
+
+def digests_of(pages: PoolPages, numbers: list[int]) -> list[int]:
+    """By the reference, from the bytes."""
+    size = pages.page_bytes
+    data = bytearray(len(numbers) * size)
+    pages.read(numbers, memoryview(data))
+    stores, start = list[list[int]](), 0
+    for region in pages.regions:
+        stores.append([start, region.page_bytes])
+        start += region.page_bytes
+    found: list[int] = []
+    for at in range(len(numbers)):
+        memory = torch.frombuffer(data[at * size :][:size], dtype=torch.uint8)
+        [digest] = page_digest(memory, torch.tensor(stores), torch.tensor([0])).tolist()
+        found.append(digest % (1 << 64))
+    return found
 
 
 def test_memory_that_is_laid_out_otherwise_is_not_mapped(prefill: PrefillProcess, latent_format: str) -> None:
