@@ -74,10 +74,10 @@ def worker_logits(model: DeepseekForCausalLM, ids: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def train_logits(model: MicroModel, ids: Tensor, mode: Mode) -> Tensor:
+def train_logits(model: MicroModel, ids: Tensor, mode: Mode, pattern: str = "") -> Tensor:
     """ids [T] -> logits [T, vocab]."""
     cos, sin = table(model.config, len(ids), ids.device)
-    return model.logits(model(ids[None], Pass(mode, cos, sin))[0])[0]
+    return model.logits(model(ids[None], Pass(mode, cos, sin, pattern=pattern))[0])[0]
 
 
 @pytest.fixture
@@ -98,13 +98,18 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> MicroModel:
     return model
 
 
-@pytest.fixture
-def served() -> DeepseekForCausalLM:
-    config, numerics = load_model_config(MICRO), Numerics.for_dtype(torch.float32)
+def serving(overrides: str = "") -> DeepseekForCausalLM:
+    """The worker's model; `overrides` as of `load_model_config`."""
+    config, numerics = load_model_config(MICRO, overrides), Numerics.for_dtype(torch.float32)
     with torch.device("meta"):
         model = DeepseekForCausalLM(config, numerics)
     load_weights(model, MICRO, config, device=torch.device("cpu"))
     return model
+
+
+@pytest.fixture
+def served() -> DeepseekForCausalLM:
+    return serving()
 
 
 def widen(trained: MicroModel, served: DeepseekForCausalLM) -> None:
@@ -135,6 +140,16 @@ def test_both_sides_are_the_same_function(trained: MicroModel, served: DeepseekF
         assert (train_logits(trained, ids, Mode.SPARSE) - expected).abs().max() < 1e-9
         # The comparison sees the selection.
         assert (train_logits(trained, ids, Mode.DENSE) - expected).abs().max() > 1e-3
+
+
+def test_both_sides_share_selections_alike(trained: MicroModel, ids: Tensor) -> None:
+    served = serving('{"index_topk_pattern": "FSF"}')
+    with in_float64():
+        widen(trained, served)
+        expected = worker_logits(served, ids)
+        assert (train_logits(trained, ids, Mode.SPARSE, "FSF") - expected).abs().max() < 1e-9
+        # The comparison sees whose selection it is.
+        assert (train_logits(trained, ids, Mode.SPARSE) - expected).abs().max() > 1e-6
 
 
 def test_float32_differs_by_rounding_only(trained: MicroModel, served: DeepseekForCausalLM, ids: Tensor) -> None:

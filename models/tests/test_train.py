@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from models.train.attention import Mode, Pass
-from models.train.checkpoint import export, load_official, load_piece, new_model, save_piece
+from models.train.checkpoint import export, load_official, load_piece, load_weights, new_model, save_piece
 from models.train.evaluate import score
 from models.train.faults import FAULTS
 from models.train.layers import Linear
@@ -71,23 +71,44 @@ def test_every_stage_takes_steps(tmp_path: Path, tokenizer: Tokenizer) -> None:
     model = new_model()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     trainer = Trainer(model, tmp_path / "tokenizer.json", tmp_path / "log.jsonl", torch.device("cpu"))
-    for name in ("smoke-dense", "smoke-warm", "smoke-sparse"):
-        trainer.run(STAGES[name], seed=1, num_workers=0)
-    assert trainer.steps == sum(STAGES[name].max_steps for name in ("smoke-dense", "smoke-warm", "smoke-sparse"))
+    stages = [STAGES[name] for name in ("smoke-dense", "smoke-warm", "smoke-sparse", "smoke-share")]
+    for stage in stages:
+        trainer.run(stage, seed=1, num_workers=0)
+    assert trainer.steps == sum(stage.max_steps for stage in stages)
     still = [name for name, parameter in model.named_parameters() if torch.equal(before[name], parameter)]
     assert still == []
     assert "index" in (tmp_path / "log.jsonl").read_text()
 
 
-def test_warming_up_moves_only_the_indexers(tmp_path: Path, tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize(
+    ("stage", "trained"), [("smoke-warm", ".indexer."), ("smoke-share", "model.layers.0.self_attn.indexer.")]
+)
+def test_a_stage_for_indexers_moves_nothing_else(
+    tmp_path: Path, tokenizer: Tokenizer, stage: str, trained: str
+) -> None:
     torch.manual_seed(0)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     model = new_model()
+    load_weights(model, MICRO)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     trainer = Trainer(model, tmp_path / "tokenizer.json", tmp_path / "log.jsonl", torch.device("cpu"))
-    trainer.run(STAGES["smoke-warm"], seed=1, num_workers=0)
+    trainer.run(STAGES[stage], seed=1, num_workers=0)
     moved = {name for name, parameter in model.named_parameters() if not torch.equal(before[name], parameter)}
-    assert moved == {name for name in before if ".indexer." in name}
+    assert moved == {name for name in before if trained in name}
+
+
+def test_a_shared_indexer_learns_from_both_layers(micro: MicroModel) -> None:
+    ids = torch.arange(3, 323)[None]
+    step = Pass(Mode.SHARE, *table(micro.config, 320, ids.device), torch.tensor([[290, 300, 319]]), "FSF")
+    stats = micro.sharing(ids, step)
+    weights = dict(micro.named_parameters())
+    first, second = (weights[f"model.layers.{number}.self_attn.indexer.wq_b.weight"] for number in (0, 1))
+    for stat in stats:
+        assert stat is not None
+        moves, unused = torch.autograd.grad(stat[0], (first, second), retain_graph=True, allow_unused=True)
+        assert moves.abs().max() > 0.0
+        assert unused is None
+    assert len(stats) == 2
 
 
 @pytest.mark.parametrize("suite", ["needle", "track", "arith", "tools"])

@@ -1,4 +1,4 @@
-"""`python -m models.train`: runs stages of training, from a piece or from the start, and scores the result."""
+"""`python -m models.train`: runs stages of training, from earlier weights or from the start, and scores the result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from models.data.chat import ASSISTANT, BOS, END_THINK, USER
 from models.data.tokenizer import make_tokenizer
 from models.train.attention import Mode
-from models.train.checkpoint import load_piece, new_model, save_piece
+from models.train.checkpoint import load_weights, new_model, save_piece
 from models.train.evaluate import generate, score
 from models.train.layers import Linear
 from models.train.loop import Trainer
@@ -27,7 +27,7 @@ from models.train.stages import STAGES
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m models.train", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for weights and log")
-    parser.add_argument("--resume", type=Path, help="folder with a piece to start from")
+    parser.add_argument("--resume", type=Path, help="folder with a piece or a checkpoint to start from")
     parser.add_argument("--stages", nargs="*", default=[], choices=list(STAGES), help="in the order given")
     parser.add_argument("--seconds", nargs="*", type=float, default=[], help="in place of the stages' own")
     parser.add_argument("--seed", type=int, default=1)
@@ -67,7 +67,7 @@ def main() -> None:
     model = new_model(torch.bfloat16 if device.type == "cuda" else torch.float32)
     if args.resume is not None:
         try:
-            load_piece(model, args.resume)
+            load_weights(model, args.resume)
         except (FileNotFoundError, RuntimeError) as error:
             sys.exit(f"--resume: {error}")
     model.to(device)

@@ -22,11 +22,16 @@ _SCORE_ROWS = 512  # query positions whose index scores are held at a time
 
 
 class Mode(enum.Enum):
-    """DENSE: every key, no indexer. WARM_UP: every key, and the indexer learns. SPARSE: the selected keys only."""
+    """What tokens attend to, and what the indexers learn from.
+
+    DENSE: every key, no indexer. WARM_UP: every key, and the indexers learn from every key. SPARSE: the selected keys,
+    and the indexers learn from these. SHARE: the selected keys, and the indexers learn from every key.
+    """
 
     DENSE = "dense"
     WARM_UP = "warm-up"
     SPARSE = "sparse"
+    SHARE = "share"
 
 
 @dataclass(frozen=True)
@@ -34,12 +39,30 @@ class Pass:
     """What one forward pass shares between layers.
 
     sampled: [B, S] positions at which the indexer is compared with the attention, or None.
+    pattern: `index_topk_pattern` of config.json: layers with an "S" reuse the selection of the layer before them, all
+    others make their own.
     """
 
     mode: Mode
     cos: Tensor
     sin: Tensor
     sampled: Tensor | None = None
+    pattern: str = ""
+
+    def reuses(self, layer: int) -> bool:
+        """Whether a layer goes by the selection of the layer before it."""
+        return self.pattern[layer : layer + 1] == "S"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What an indexer projected (q [B, T, J, D], k [B, T, D], w [B, T, J]) and which keys it chose for each token.
+
+    chosen: [B, T, T] bool, or None where every key is attended to.
+    """
+
+    index: tuple[Tensor, Tensor, Tensor]
+    chosen: Tensor | None
 
 
 class Indexer(nn.Module):
@@ -114,8 +137,13 @@ class Attention(nn.Module):
         self.o_proj = Linear(heads * value, hidden, gain=gain)
         self.indexer = Indexer(config)
 
-    def forward(self, x: Tensor, step: Pass) -> tuple[Tensor, Tensor | None]:
-        """x [B, T, hidden], normed -> [B, T, hidden]; with samples, the indexer's loss and recall."""
+    def forward(
+        self, x: Tensor, step: Pass, reused: Selection | None = None
+    ) -> tuple[Tensor, Tensor | None, Selection | None]:
+        """x [B, T, hidden], normed -> [B, T, hidden]; with samples, the indexer's loss and recall; the selection.
+
+        `reused`: the selection of the layer before, for a layer that makes none of its own.
+        """
         c = self.config
         heads, nope = c.num_attention_heads, c.qk_nope_head_dim
         q_latent = self.q_a_layernorm(self.q_a_proj(x))
@@ -127,21 +155,27 @@ class Attention(nn.Module):
         k_nope, v = self.kv_b_proj(kv_latent).unflatten(-1, (heads, -1)).split([nope, c.v_head_dim], -1)
         k, v = torch.cat([k_nope, k_rope], -1).transpose(1, 2), v.transpose(1, 2)
 
-        mask = stats = None
+        selected, stats = None, None
         if step.mode is not Mode.DENSE:
-            index = self.indexer.project(x, q_latent, step)
-            if step.mode is Mode.SPARSE:
-                mask = selection(*index, c.index_topk)
+            selected = self._select(x, q_latent, step) if reused is None else reused
             if step.sampled is not None:
-                stats = self._compare(q.detach(), k.detach(), index, mask, step.sampled)
-        out = attend(q, k, v, mask, c.softmax_scale)
-        return self.o_proj(out.transpose(1, 2).flatten(2)), stats
+                learned_from = selected.chosen if step.mode is Mode.SPARSE else None
+                stats = self._compare(q.detach(), k.detach(), selected.index, learned_from, step.sampled)
+        out = attend(q, k, v, None if selected is None else selected.chosen, c.softmax_scale)
+        return self.o_proj(out.transpose(1, 2).flatten(2)), stats, selected
+
+    def _select(self, x: Tensor, q_latent: Tensor, step: Pass) -> Selection:
+        index = self.indexer.project(x, q_latent, step)
+        return Selection(index, None if step.mode is Mode.WARM_UP else selection(*index, self.config.index_topk))
 
     def _compare(
         self, q: Tensor, k: Tensor, index: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, sampled: Tensor
     ) -> Tensor:
         """[2]: the KL of the index scores from the attention summed over heads, at the sampled positions, over
         allowed keys; and the share of that attention on the indexer's best keys.
+
+        Layers that share a selection are each compared with the one indexer. The sum of these losses has the gradient
+        of the KL from the mean of their attention: IndexCache's multi-layer distillation.
         """
         length, topk = k.shape[2], self.config.index_topk
         causal = torch.arange(length, device=k.device) <= sampled[..., None]  # [B, S, T]

@@ -33,6 +33,12 @@ def save_piece(model: MicroModel, out_dir: Path) -> None:
         (out_dir / f"piece-{number}.safetensors").chmod(0o644)  # safetensors keeps files to their owner
 
 
+def load_weights(model: MicroModel, folder: Path) -> None:
+    """Reads a folder with either format. FileNotFoundError where it has neither, RuntimeError for another model's."""
+    read = load_official if (folder / "model.safetensors.index.json").exists() else load_piece
+    read(model, folder)
+
+
 def load_piece(model: MicroModel, folder: Path) -> None:
     """Reads what `save_piece` wrote. FileNotFoundError where there is none."""
     files = sorted(folder.glob("piece-*.safetensors"))

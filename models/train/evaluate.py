@@ -44,9 +44,15 @@ class Score:
 
 @torch.no_grad()
 def score(
-    model: MicroModel, tokenizer: Tokenizer, conversations: Iterator[Conversation], *, mode: Mode, batch_tokens: int
+    model: MicroModel,
+    tokenizer: Tokenizer,
+    conversations: Iterator[Conversation],
+    *,
+    mode: Mode,
+    batch_tokens: int,
+    pattern: str = "",
 ) -> dict[str, Any]:
-    """Scores conversations in batches of similar length."""
+    """Scores conversations in batches of similar length, with layers that reuse selections where `pattern` says so."""
     encode, device = Encoder(tokenizer), model.lm_head.weight.device
     encoded = [(*encode(conversation), conversation.info) for conversation in conversations]
     encoded.sort(key=lambda item: len(item[0]))
@@ -62,15 +68,15 @@ def score(
         for row, (row_ids, weights, _) in enumerate(batch):
             ids[row, : len(row_ids)] = torch.tensor(row_ids)
             learned[row, : len(row_ids)] = torch.tensor(weights) == 1.0
-        main, draft = predictions(model, ids.to(device), mode)
+        main, draft = predictions(model, ids.to(device), mode, pattern)
         _count(result, ids.to(device), learned.to(device), main, draft, [info for _, _, info in batch])
     return result.table()
 
 
-def predictions(model: MicroModel, ids: Tensor, mode: Mode) -> tuple[Tensor, Tensor]:
+def predictions(model: MicroModel, ids: Tensor, mode: Mode, pattern: str = "") -> tuple[Tensor, Tensor]:
     """ids [B, T] -> the model's choice after each position [B, T], and the draft for the position after that [B, T]."""
     cos, sin = table(model.config, ids.shape[1], ids.device)
-    step = Pass(mode, cos, sin)
+    step = Pass(mode, cos, sin, pattern=pattern)
     hidden, _ = model(ids, step)
     main = model.logits(hidden).argmax(-1)
     next_ids = torch.cat([ids[:, 1:], ids[:, -1:]], 1)

@@ -152,7 +152,7 @@ def mtp_concatenation_order() -> Iterator[None]:
 
     def predict(self: MtpLayer, hidden: Tensor, next_embedding: Tensor, step: Pass) -> tuple[Tensor, Tensor | None]:
         joined = torch.cat([self.hnorm(hidden), self.enorm(next_embedding)], -1)
-        x, stats = self(self.eh_proj(joined), step)
+        x, stats, _ = self(self.eh_proj(joined), step)
         return self.shared_head.norm(x), stats
 
     with patch.object(MtpLayer, "predict", predict):

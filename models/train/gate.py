@@ -1,6 +1,7 @@
 """`python -m models.train.gate CHECKPOINT`: the full score of a checkpoint, and the suites with each fault planted.
 
-Scores the stored block-FP8 weights. `--dense` adds the scores with every key attended to.
+Scores the stored block-FP8 weights. `--dense` adds the scores with every key attended to, `--pattern` those with layers
+that reuse the selection of the layer before them.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import sys
 import time
 from pathlib import Path
@@ -32,13 +34,20 @@ FAULT_LENGTHS = (1024, 4096)
 
 
 def scores(
-    model: MicroModel, tokenizer: Tokenizer, suites: tuple[str, ...], lengths: tuple[int, ...], args: argparse.Namespace
+    model: MicroModel,
+    tokenizer: Tokenizer,
+    suites: tuple[str, ...],
+    lengths: tuple[int, ...],
+    args: argparse.Namespace,
+    pattern: str = "",
 ) -> dict[str, Any]:
     """Of each suite, with the mode and number that the arguments say."""
     results: dict[str, Any] = {}
     for suite in suites:
         conversations = examples(suite, args.num, seed=args.seed, lengths=lengths)
-        results[suite] = score(model, tokenizer, conversations, mode=args.mode, batch_tokens=args.batch_tokens)
+        results[suite] = score(
+            model, tokenizer, conversations, mode=args.mode, batch_tokens=args.batch_tokens, pattern=pattern
+        )
     return results
 
 
@@ -56,11 +65,14 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="*", type=int, default=list(LENGTHS))
     parser.add_argument("--batch-tokens", type=int, default=1 << 17)
     parser.add_argument("--dense", action="store_true")
+    parser.add_argument("--pattern", default="", help="index_topk_pattern to score besides, such as FSF")
     parser.add_argument("--faults", action="store_true")
     parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args()
     if not (args.checkpoint / "model.safetensors.index.json").exists():
         sys.exit(f"{args.checkpoint} holds no model.safetensors.index.json")
+    if not re.fullmatch("(F[FS]*)?", args.pattern):
+        sys.exit(f"--pattern must be letters F and S, the first one F, and not {args.pattern!r}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = new_model(torch.bfloat16 if device.type == "cuda" else torch.float32)
     load_official(model, args.checkpoint)
@@ -75,12 +87,14 @@ def main() -> None:
         "torch": torch.__version__,
     }
     args.mode = Mode.SPARSE
-    out["sparse"] = scores(model, tokenizer, SUITES, tuple(args.lengths), args)
-    for suite, result in out["sparse"].items():
-        print(suite, json.dumps(result), flush=True)
-    with deployed(model):
-        out["sparse, FP8 caches"] = scores(model, tokenizer, SUITES, tuple(args.lengths), args)
-    print("sparse, FP8 caches:", _line(out["sparse, FP8 caches"]), flush=True)
+    for pattern in dict.fromkeys(("", args.pattern)):
+        named = f"sparse, {pattern}" if pattern else "sparse"
+        out[named] = scores(model, tokenizer, SUITES, tuple(args.lengths), args, pattern)
+        for suite, result in out[named].items():
+            print(pattern, suite, json.dumps(result), flush=True)
+        with deployed(model):
+            out[f"{named}, FP8 caches"] = scores(model, tokenizer, SUITES, tuple(args.lengths), args, pattern)
+        print(f"{named}, FP8 caches:", _line(out[f"{named}, FP8 caches"]), flush=True)
     if args.dense:
         args.mode = Mode.DENSE
         out["dense"] = scores(model, tokenizer, SUITES, tuple(args.lengths), args)

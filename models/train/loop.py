@@ -26,6 +26,7 @@ MTP_WEIGHT = 0.3
 BALANCE_SPEED = 1e-3
 WARM_UP_STEPS = 100
 _LOG_EVERY = 20
+_INDEX_ONLY = (Mode.WARM_UP, Mode.SHARE)
 
 
 class Rows(IterableDataset):
@@ -43,14 +44,15 @@ class Rows(IterableDataset):
 
 
 def losses(model: MicroModel, ids: Tensor, weights: Tensor, step: Pass) -> dict[str, Tensor]:
-    """ids, weights [B, T + 1] -> the parts of the loss, and how the answers fare. In WARM_UP only the indexers'."""
+    """ids, weights [B, T + 1] -> the parts of the loss, and how the answers fare.
+
+    In WARM_UP and SHARE only the indexers', in SHARE only of the layers that share a selection.
+    """
+    if step.mode is Mode.SHARE:
+        return _index_loss(model.sharing(ids[:, :-1], step))
     hidden, stats = model(ids[:, :-1], step)
     mtp_hidden, mtp_stats = model.mtp(hidden[:, :-1], ids[:, 1:-1], _shorter(step))
-    known = [stat for stat in (*stats, mtp_stats) if stat is not None]
-    parts: dict[str, Tensor] = {}
-    if known:
-        together = torch.stack(known)
-        parts["index"], parts["recall"] = together[:, 0].sum(), together[:, 1].detach()
+    parts = _index_loss([*stats, mtp_stats])
     if step.mode is Mode.WARM_UP:
         return parts
     parts["main"], parts["accuracy"] = _cross_entropy(model.logits(hidden), ids[:, 1:], weights[:, 1:])
@@ -58,11 +60,20 @@ def losses(model: MicroModel, ids: Tensor, weights: Tensor, step: Pass) -> dict[
     return parts
 
 
+def _index_loss(stats: list[Tensor | None]) -> dict[str, Tensor]:
+    """The sum of the layers' losses, and each one's recall; nothing where nothing was compared."""
+    known = [stat for stat in stats if stat is not None]
+    if not known:
+        return {}
+    together = torch.stack(known)
+    return {"index": together[:, 0].sum(), "recall": together[:, 1].detach()}
+
+
 def _shorter(step: Pass) -> Pass:
     """For one position less."""
     length = step.cos.shape[0] - 1
     sampled = None if step.sampled is None else step.sampled.clamp(max=length - 1)
-    return Pass(step.mode, step.cos[:length], step.sin[:length], sampled)
+    return Pass(step.mode, step.cos[:length], step.sin[:length], sampled, step.pattern)
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,8 +114,8 @@ class Trainer:
         if self.device.type == "cuda":
             torch.compiler.reset()
             self.losses = torch.compile(losses, dynamic=False)
-        index_only = stage.mode is Mode.WARM_UP
-        index_parameters = set(self.model.index_parameters())
+        index_only = stage.mode in _INDEX_ONLY
+        index_parameters = set(self.model.index_parameters(stage.patterns))
         for name, parameter in self.model.named_parameters():
             trains = parameter in index_parameters if index_only else True
             parameter.requires_grad_(trains and not name.endswith("e_score_correction_bias"))
@@ -126,7 +137,10 @@ class Trainer:
             if share >= 1:
                 break
             lr = (stage.lr + (stage.lr_end - stage.lr) * share) * min(1.0, (number + 1) / WARM_UP_STEPS)
-            parts = self._step(stage, ids.to(self.device), weights.to(self.device), cos, sin, lr)
+            ids, weights = ids.to(self.device), weights.to(self.device)
+            sampled = sample_positions(weights, stage.num_sampled) if stage.num_sampled else None
+            step = Pass(stage.mode, cos, sin, sampled, stage.patterns[number % len(stage.patterns)])
+            parts = self._step(step, ids, weights, lr)
             self.steps += 1
             self.tokens += stage.num_rows * stage.row_len
             if number % _LOG_EVERY == 0 or number + 1 == stage.max_steps:
@@ -134,11 +148,8 @@ class Trainer:
             if started is None:
                 started = time.monotonic()  # compiling does not count
 
-    def _step(
-        self, stage: Stage, ids: Tensor, weights: Tensor, cos: Tensor, sin: Tensor, lr: float
-    ) -> dict[str, Tensor]:
-        sampled = sample_positions(weights, stage.num_sampled) if stage.num_sampled else None
-        parts = self.losses(self.model, ids, weights, Pass(stage.mode, cos, sin, sampled))
+    def _step(self, step: Pass, ids: Tensor, weights: Tensor, lr: float) -> dict[str, Tensor]:
+        parts = self.losses(self.model, ids, weights, step)
         total = parts.get("main", 0.0) + MTP_WEIGHT * parts.get("mtp", 0.0) + parts.get("index", 0.0)
         assert isinstance(total, Tensor)
         total.backward()
@@ -147,7 +158,7 @@ class Trainer:
             group["lr"] = lr
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        if stage.mode is not Mode.WARM_UP:
+        if step.mode not in _INDEX_ONLY:
             for layer in self.model.moe_layers():
                 layer.balance(BALANCE_SPEED)
         return parts

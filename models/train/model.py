@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from models.train.attention import Attention, Pass
+from models.train.attention import Attention, Pass, Selection
 from models.train.config import Config
 from models.train.layers import Linear, Mlp, MoE, RmsNorm
 from models.train.rotary import frequencies
@@ -27,11 +27,13 @@ class DecoderLayer(nn.Module):
         dense = layer < config.first_k_dense_replace
         self.mlp = Mlp(config.hidden_size, config.intermediate_size, gain=gain) if dense else MoE(config, gain=gain)
 
-    def forward(self, x: Tensor, step: Pass) -> tuple[Tensor, Tensor | None]:
-        """The residual stream [B, T, hidden], and what the attention says about its indexer."""
-        attended, stats = self.self_attn(self.input_layernorm(x), step)
+    def forward(
+        self, x: Tensor, step: Pass, reused: Selection | None = None
+    ) -> tuple[Tensor, Tensor | None, Selection | None]:
+        """The residual stream [B, T, hidden], what the attention says about its indexer, and the selection."""
+        attended, stats, selected = self.self_attn(self.input_layernorm(x), step, reused)
         x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), stats
+        return x + self.mlp(self.post_attention_layernorm(x)), stats, selected
 
 
 class SharedHead(nn.Module):
@@ -55,7 +57,7 @@ class MtpLayer(DecoderLayer):
     def predict(self, hidden: Tensor, next_embedding: Tensor, step: Pass) -> tuple[Tensor, Tensor | None]:
         """hidden [B, T, hidden] after the main norm, embeddings of the tokens after them -> [B, T, hidden]."""
         joined = torch.cat([self.enorm(next_embedding), self.hnorm(hidden)], -1)
-        x, stats = self(self.eh_proj(joined), step)
+        x, stats, _ = self(self.eh_proj(joined), step)
         return self.shared_head.norm(x), stats
 
 
@@ -82,12 +84,21 @@ class MicroModel(nn.Module):
 
     def forward(self, ids: Tensor, step: Pass) -> tuple[Tensor, list[Tensor | None]]:
         """ids [B, T] -> states after the final norm [B, T, hidden], and each layer's word on its indexer."""
-        all_stats: list[Tensor | None] = []
-        x = self.model.embed_tokens(ids).to(self.dtype)
-        for layer in self.model.layers[:-1]:
-            x, stats = layer(x, step)
-            all_stats.append(stats)
+        x, all_stats = self._decode(ids, step, self.config.num_hidden_layers)
         return self.model.norm(x), all_stats
+
+    def sharing(self, ids: Tensor, step: Pass) -> list[Tensor | None]:
+        """ids [B, T] -> what the layers up to the last that reuses a selection say on their indexers."""
+        return self._decode(ids, step, step.pattern.rindex("S") + 1)[1]
+
+    def _decode(self, ids: Tensor, step: Pass, num_layers: int) -> tuple[Tensor, list[Tensor | None]]:
+        all_stats: list[Tensor | None] = []
+        selected: Selection | None = None
+        x = self.model.embed_tokens(ids).to(self.dtype)
+        for number, layer in enumerate(self.model.layers[:num_layers]):
+            x, stats, selected = layer(x, step, selected if step.reuses(number) else None)
+            all_stats.append(stats)
+        return x, all_stats
 
     def mtp(self, hidden: Tensor, next_ids: Tensor, step: Pass) -> tuple[Tensor, Tensor | None]:
         """States of the multi-token-prediction layer; `next_ids` [B, T] are the tokens after those of `hidden`."""
@@ -103,9 +114,11 @@ class MicroModel(nn.Module):
         """The layers whose experts want balancing."""
         return (module for module in self.modules() if isinstance(module, MoE))
 
-    def index_parameters(self) -> list[nn.Parameter]:
-        """What only the indexers' loss trains."""
-        return [parameter for name, parameter in self.named_parameters() if ".indexer." in name]
+    def index_parameters(self, patterns: Sequence[str] = ("",)) -> list[nn.Parameter]:
+        """What only the indexers' loss trains: of every indexer, or of those whose selections the patterns share."""
+        shared = {number for pattern in patterns for number in range(len(pattern)) if pattern[number:][:2] == "FS"}
+        layers = [layer for number, layer in enumerate(self.model.layers) if number in shared or not any(patterns)]
+        return [parameter for layer in layers for parameter in layer.self_attn.indexer.parameters()]
 
     @torch.no_grad()
     def _initialise(self) -> None:

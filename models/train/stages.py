@@ -1,4 +1,8 @@
-"""The stages of training, in order. Lengths grow, the indexer is warmed up, then attention is sparse to the end."""
+"""The stages of training, in order.
+
+Lengths grow, the indexer is warmed up, then attention is sparse to the end. The last stages teach the indexer of a
+layer what the layer after it attends to as well, so that both can go by its selection (IndexCache).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,8 @@ class Stage:
     """One stage: rows of `row_len` tokens, `num_rows` of them in a batch, for `seconds` or `max_steps`.
 
     The learning rate goes linearly from `lr` to `lr_end`. `num_sampled` positions of each row train the indexer.
-    `round_weights`: weights are seen as block FP8 rounds them.
+    `round_weights`: weights are seen as block FP8 rounds them. `patterns`: which layers reuse selections
+    (`Pass.pattern`), a step each in turn.
     """
 
     name: str
@@ -30,6 +35,7 @@ class Stage:
     round_weights: bool = False
     max_steps: int = 1_000_000
     shares: Shares = EVEN
+    patterns: tuple[str, ...] = ("",)
 
 
 STAGES = {
@@ -41,8 +47,15 @@ STAGES = {
         Stage("sparse", Mode.SPARSE, 4096, 32, 110, 1.5e-3, 1e-3, num_sampled=64, round_weights=True),
         Stage("tools", Mode.SPARSE, 2048, 64, 100, 1e-3, 1e-3, num_sampled=64, round_weights=True, shares=MORE_TOOLS),
         Stage("long", Mode.SPARSE, 16896, 8, 180, 1e-3, 2e-5, num_sampled=64, round_weights=True, shares=MORE_TOOLS),
+        Stage("share", Mode.SHARE, 4096, 32, 25, 1e-3, 5e-4, num_sampled=64, round_weights=True, patterns=("FSF",)),
+        Stage(
+            "share-long", Mode.SHARE, 16896, 8, 55, 5e-4, 2e-5, num_sampled=64, round_weights=True, patterns=("FSF",)
+        ),
         Stage("smoke-dense", Mode.DENSE, 96, 2, 600, 1e-3, 1e-3, max_steps=3),
         Stage("smoke-warm", Mode.WARM_UP, 96, 1, 600, 1e-3, 1e-3, num_sampled=8, max_steps=2),
         Stage("smoke-sparse", Mode.SPARSE, 320, 1, 600, 1e-3, 1e-3, num_sampled=8, round_weights=True, max_steps=2),
+        Stage(
+            "smoke-share", Mode.SHARE, 320, 1, 600, 1e-3, 1e-3, 8, round_weights=True, max_steps=2, patterns=("FSF",)
+        ),
     )
 }
