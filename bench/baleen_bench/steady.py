@@ -155,12 +155,13 @@ def pages_of(context: int) -> int:
 
 def step_ms(built: BuiltRunner, batch: int, context: int) -> float:
     """The mean of some passes."""
-    total = 0.0
-    for _ in range(PASSES):
-        rows = SteadyRows(built, batch, context)
-        rows.run(8)
-        total += 1e3 * rows.run() / PASSES
-    return total
+    return statistics.fmean(_pass_ms(built, batch, context) for _ in range(PASSES))
+
+
+def _pass_ms(built: BuiltRunner, batch: int, context: int) -> float:
+    rows = SteadyRows(built, batch, context)
+    rows.run(8)
+    return 1e3 * rows.run()
 
 
 def over_context(built: BuiltRunner, batch: int, contexts: Sequence[int]) -> dict[str, Any]:
@@ -170,12 +171,8 @@ def over_context(built: BuiltRunner, batch: int, contexts: Sequence[int]) -> dic
     """
     assert isinstance(built.runner, ModelRunner)
     num_layers = fill_pools(built.runner)
-    times = [0.0] * len(contexts)
-    for _ in range(PASSES):
-        for place, context in enumerate(contexts):
-            rows = SteadyRows(built, batch, context)
-            rows.run(8)
-            times[place] += 1e3 * rows.run() / PASSES
+    passes = [[_pass_ms(built, batch, context) for context in contexts] for _ in range(PASSES)]
+    times = [statistics.fmean(of_context) for of_context in zip(*passes, strict=True)]
     line = fit(batch, contexts, times, num_layers=num_layers)
     points = [{"context": c, "ms": round(t, 4)} for c, t in zip(contexts, times, strict=True)]
     return {"batch": batch, "points": points, **asdict(line)}

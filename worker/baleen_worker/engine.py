@@ -7,8 +7,8 @@ token is thrown away.
 A step that raises is taken apart: its rows run again one by one, which rewrites the same page contents and samples the
 same tokens, so the row at fault is found and its neighbours lose nothing. A step that was launched behind it is taken
 apart in its turn, since what it took from the device may be wrong. When every row raises, a one-token probe on the sink
-page tells whether the requests or the runner are at fault; only a broken runner ends the engine, and a lost device
-does so at once.
+page tells whether the requests or the runner are at fault; only a broken runner ends the engine. One that says so
+itself (RunnerLostError) does at once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from baleen_worker.messages import (
 )
 from baleen_worker.news import News
 from baleen_worker.request import SamplingParams
-from baleen_worker.step import Admission, CopyError, DeviceLostError, PlannedRow, StepOutput, StepPlan
+from baleen_worker.step import Admission, PlannedRow, RunnerLostError, StepOutput, StepPlan
 from baleen_worker.transfer.orders import LegNews, Peer, Probe
 
 if TYPE_CHECKING:
@@ -180,9 +180,9 @@ class Engine:
         news.outputs += scheduler.end_exhausted()
         try:
             progress = self._step_once(news)
-        except DeviceLostError as error:
+        except RunnerLostError as error:
             self._on_broken()
-            raise RunnerBrokenError(f"the device is lost: {error}") from error
+            raise RunnerBrokenError(f"{error.what}: {error}") from error
         if self._transfer is not None:  # after the launch: the plan's own copies of pages come first
             self._transfer.give(scheduler.take_orders())
         load = self._current_load
@@ -292,10 +292,7 @@ class Engine:
         handle = None
         try:
             handle = self._runner.launch(plan)
-        except CopyError as error:
-            self._on_broken()
-            raise RunnerBrokenError(f"pages could not be copied between device and host: {error}") from error
-        except DeviceLostError:
+        except RunnerLostError:
             raise
         except Exception:
             logger.warning("the launch of step %d raised; its rows run again one by one", plan.step, exc_info=True)
@@ -311,7 +308,7 @@ class Engine:
         if flight.handle is not None:
             try:
                 return flight.handle.collect()
-            except DeviceLostError:
+            except RunnerLostError:
                 raise
             except Exception:
                 logger.warning("step %d raised; its rows run again one by one", flight.plan.step, exc_info=True)
@@ -329,7 +326,7 @@ class Engine:
         for index, row_plan in alone.items():
             try:
                 output = self._runner.launch(row_plan).collect()
-            except DeviceLostError:
+            except RunnerLostError:
                 raise
             except Exception as error:
                 logger.exception("the request in slot %d is ended: its row raises", plan.rows[index].slot)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import msgspec
 
@@ -81,12 +81,22 @@ class PageCopies(msgspec.Struct, frozen=True, array_like=True):
     back: Sequence[tuple[int, int]]
 
 
-class CopyError(RuntimeError):
-    """Pages could not be copied: what the runner's pages contain is unknown, so it cannot go on."""
+class RunnerLostError(RuntimeError):
+    """The runner cannot go on, whatever it is given. `what` opens the sentence for the operator."""
+
+    what: ClassVar[str]
 
 
-class DeviceLostError(RuntimeError):
+class CopyError(RunnerLostError):
+    """What the runner's pages contain is unknown."""
+
+    what = "pages could not be copied between device and host"
+
+
+class DeviceLostError(RunnerLostError):
     """The device computes nothing any more. The process must end without giving memory back: that can abort it."""
+
+    what = "the device is lost"
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
@@ -156,7 +166,7 @@ class Runner(Protocol):
 
     Computing a row again at the same positions rewrites the same page contents: the engine relies on it to find the
     one row that makes a step raise. By then a later step may have been launched; it is computed again as well. Nothing
-    is computed again after a DeviceLostError.
+    is computed again after a RunnerLostError.
     """
 
     def launch(self, plan: StepPlan) -> StepHandle:

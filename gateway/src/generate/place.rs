@@ -71,7 +71,8 @@ impl Generator {
             return Err(self.unable(need.clone()));
         }
         // Those that are set aside too where the others have no way to serve it.
-        self.place_among(search, in_good_standing(&able), mailbox)
+        in_good_standing(&able)
+            .and_then(|others| self.place_among(search, others, mailbox))
             .or_else(|| self.place_among(search, able, mailbox))
             .ok_or_else(|| GenerateError::NoWorker(self.why_not_ready()))
     }
@@ -238,18 +239,18 @@ fn submit_pair(
     Ok((prefill_tickets, decode_tickets))
 }
 
-/// Without the workers that are set aside for their failures, unless that leaves nobody for a role.
-fn in_good_standing(workers: &[ReadyWorker]) -> Vec<ReadyWorker> {
+/// Without the workers that are set aside for their failures, unless that leaves nobody for a role. None: nobody is.
+fn in_good_standing(workers: &[ReadyWorker]) -> Option<Vec<ReadyWorker>> {
     let now = Instant::now();
     let allowed: Vec<bool> = workers.iter().map(|worker| worker.breaker().allows(now)).collect();
     if allowed.iter().all(|&allowed| allowed) {
-        return workers.to_vec();
+        return None;
     }
     let good = workers.iter().zip(&allowed).filter(|(_, allowed)| **allowed);
     let good_roles: Vec<Role> = good.map(|(worker, _)| worker.info.role).collect();
     let keeps = |worker: &ReadyWorker, allowed: bool| allowed || !good_roles.contains(&worker.info.role);
     let kept = workers.iter().zip(&allowed).filter(|(worker, allowed)| keeps(worker, **allowed));
-    kept.map(|(worker, _)| worker.clone()).collect()
+    Some(kept.map(|(worker, _)| worker.clone()).collect())
 }
 
 /// What a choice of workers for all submissions of a request depends on: its first prompt.

@@ -57,9 +57,7 @@ impl Load {
         self.waiting_prompt_tokens.store(report.waiting_prompt_tokens, Ordering::Relaxed);
         self.steps.store(report.steps, Ordering::Relaxed);
     }
-}
 
-impl Load {
     /// Whether a prefill worker that computes nothing must be hung, whatever its peers do: it has not even noticed all of
     /// `given` requests, or has slots and pages for every prompt that waits.
     fn owes_a_step(&self, given: usize, room: Room) -> bool {

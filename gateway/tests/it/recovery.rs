@@ -45,6 +45,12 @@ async fn cut(gateway: &Gateway, worker: &FakeWorker) {
     changes.changed().await.expect("the pool lives");
 }
 
+/// Lets its pairs be tried, after so long.
+async fn release(decode: &FakeWorker, after: Duration) {
+    tokio::time::sleep(after).await;
+    decode.hold_probes(false);
+}
+
 #[tokio::test]
 async fn a_request_waits_for_a_worker_that_is_connected_anew() {
     let worker = FakeWorker::start(|_| say("Yes.")).await;
@@ -61,11 +67,7 @@ async fn a_request_waits_for_pairs_that_are_tried() {
     decode.hold_probes(true);
     let gateway = Gateway::start_whole(pairs(&[&prefill], &[&decode])).await;
     let body = ask();
-    let outcome = async {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        decode.hold_probes(false);
-    };
-    let (reply, ()) = tokio::join!(gateway.post(CHAT, &body), outcome);
+    let (reply, ()) = tokio::join!(gateway.post(CHAT, &body), release(&decode, Duration::from_millis(100)));
     assert_answered(&reply);
 }
 
@@ -76,11 +78,7 @@ async fn a_trial_that_fails_ends_the_wait_with_its_reason() {
     decode.hold_probes(true);
     let gateway = Gateway::start_whole(pairs(&[&prefill], &[&decode])).await;
     let body = ask();
-    let outcome = async {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        decode.hold_probes(false);
-    };
-    let (reply, ()) = tokio::join!(gateway.post(CHAT, &body), outcome);
+    let (reply, ()) = tokio::join!(gateway.post(CHAT, &body), release(&decode, Duration::from_millis(100)));
     assert_eq!(reply.status, StatusCode::SERVICE_UNAVAILABLE);
     let message = reply.error()["message"].as_str().unwrap().to_owned();
     assert!(message.contains("no page comes") && message.contains("unreachable"), "{message}");
@@ -99,8 +97,7 @@ async fn what_a_worker_that_shuts_down_turns_away_waits_for_the_pair_that_is_tri
     let body = ask();
     let outcome = async {
         old.next_submit().await;
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        decode.hold_probes(false);
+        release(&decode, Duration::from_millis(100)).await;
     };
     let (reply, ()) = tokio::join!(gateway.post(CHAT, &body), outcome);
     assert_answered(&reply);
@@ -128,8 +125,7 @@ async fn a_request_whose_stream_broke_outlasts_the_trial_of_its_pair() {
     let outcome = async {
         prefill.next_submit().await;
         // Longer than the request rests before it looks for a worker.
-        tokio::time::sleep(Duration::from_millis(1300)).await;
-        decode.hold_probes(false);
+        release(&decode, Duration::from_millis(1300)).await;
     };
     let (reply, ()) = tokio::join!(gateway.post(CHAT, &body), outcome);
     assert_answered(&reply);
