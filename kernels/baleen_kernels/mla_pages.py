@@ -60,12 +60,10 @@ def make_inputs(case: Case) -> dict[str, Any]:
     counts = [-(-length // PAGE) for length in case.lengths]
     num_pages, width = sum(counts) + 2, max(counts, default=0) + case.spare + 1
     latent, rope = (torch.randn(num_pages * PAGE, channels, generator=g) for channels in (case.latent, ROPE))
-    pack = latent_pack.pack_latent_plain
-    latents = (
-        latent_pack.pack_latent_fp8(latent, rope, scale_ue8m0=True)
-        if case.packed
-        else pack(latent, rope, dtype=case.dtype)
-    )
+    if case.packed:
+        latents = latent_pack.pack_latent_fp8(latent, rope, scale_ue8m0=True)
+    else:
+        latents = latent_pack.pack_latent_plain(latent, rope, dtype=case.dtype)
     tables = torch.full((len(counts), width), -1, dtype=torch.int32)
     used, order = torch.zeros(num_pages * PAGE, dtype=torch.bool), torch.randperm(num_pages, generator=g).int()
     for row, pages in enumerate(order[: sum(counts)].split(counts)):
@@ -117,14 +115,9 @@ def parts_of(num_rows: int, num_heads: int, num_pages: int, *, num_blocks: int =
 
 
 def _rejects_triton(q: Tensor, latents: Tensor, tables: Tensor, lengths: Tensor, **_: Any) -> str | None:
-    packed, latent = latents.dtype == torch.uint8, q.shape[2] - ROPE
-    if latents.dtype != q.dtype and not (packed and q.dtype == torch.bfloat16):
-        return f"it takes queries of the pool's dtype, bfloat16 for packed pools, not {q.dtype} for {latents.dtype}"
-    if latent < 16 or latent & (latent - 1) or (packed and latent % 128):
-        return f"it takes latents of a power of two of channels, 128 or more of them packed, not {latent}"
-    if (tables.dtype, lengths.dtype) != (torch.int32, torch.int32) or not latents.is_contiguous():
-        return "it takes tables and lengths as int32 and pools that are contiguous"
-    return None
+    if (tables.dtype, lengths.dtype) != (torch.int32, torch.int32):
+        return f"it takes tables and lengths as int32, not {tables.dtype} and {lengths.dtype}"
+    return mla_slots.portable_rejects(q, latents)
 
 
 @OP.backend("triton", needs=ANY_TRITON, rejects=_rejects_triton)

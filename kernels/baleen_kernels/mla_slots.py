@@ -186,15 +186,20 @@ def _flashmla_kv(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale: fl
     return _call_flashmla_kv(q, latents, slots, softmax_scale, flashmla_plan())
 
 
-def _rejects_triton(q: Tensor, latents: Tensor, slots: Tensor, **_: Any) -> str | None:
+def portable_rejects(q: Tensor, latents: Tensor) -> str | None:
+    """What our portable kernel does not take of queries and pools, whatever selects in them."""
     packed, latent = latents.dtype == torch.uint8, q.shape[2] - ROPE
     if latents.dtype != q.dtype and not (packed and q.dtype == torch.bfloat16):
         return f"it takes queries of the pool's dtype, bfloat16 for packed pools, not {q.dtype} for {latents.dtype}"
     if latent < 16 or latent & (latent - 1) or (packed and latent % 128):
         return f"it takes latents of a power of two of channels, 128 or more of them packed, not {latent}"
-    if slots.dtype != torch.int32 or not latents.is_contiguous():
-        return "it takes slots as int32 and pools that are contiguous"
-    return None
+    return None if latents.is_contiguous() else "it takes pools that are contiguous"
+
+
+def _rejects_triton(q: Tensor, latents: Tensor, slots: Tensor, **_: Any) -> str | None:
+    if slots.dtype != torch.int32:
+        return f"it takes slots as int32, not {slots.dtype}"
+    return portable_rejects(q, latents)
 
 
 @OP.backend("triton", needs=ANY_TRITON, rejects=_rejects_triton)
