@@ -1,4 +1,4 @@
-"""The micro model's suites through the API on a GPU, for each pair of attention backends, with and without graphs.
+"""The micro model's suites through the API on a GPU: each attention backend, with and without graphs and IndexCache.
 
 Each variant is a stack as an operator starts it, asked the questions of `python -m baleen_eval`; some run side by side.
 The result says what was computed with, as the worker's log does, and holds every suite against its bar.
@@ -28,24 +28,31 @@ COMMON = (
     "--device cuda --mem-fraction-static 0.2 --max-total-tokens 600000 --max-running-requests 32"
     " --cuda-graph-bs 1 4 8 16 24 32"
 )
+# By what attention is computed with; the default of each kind of keys first.
 _TORCH = "--dsa-prefill-backend torch --dsa-decode-backend torch"
 _TRITON = "--dsa-prefill-backend triton --dsa-decode-backend triton"
 _TILELANG = "--dsa-prefill-backend tilelang --dsa-decode-backend tilelang"
-# The middle one of three layers reuses the selection of the first; the last one does badly without its own.
-_REUSE = '--json-model-override-args {"index_topk_pattern":"FSF"}'
-VARIANTS = {
+_FP8 = "--kv-cache-dtype fp8_e4m3"
+_BACKENDS = {
     "bf16": "",
-    "fp8": "--kv-cache-dtype fp8_e4m3",
-    "bf16, eager": "--disable-cuda-graph",
-    "fp8, eager": "--kv-cache-dtype fp8_e4m3 --disable-cuda-graph",
+    "fp8": _FP8,
     "bf16 triton": _TRITON,
+    "fp8 triton": f"{_FP8} {_TRITON}",
     "bf16 tilelang": _TILELANG,
     "bf16 torch": _TORCH,
-    "host tier": "--enable-hierarchical-cache --hicache-ratio 2 --max-total-tokens 65536",
-    "bf16, IndexCache": _REUSE,
-    "fp8 triton": f"--kv-cache-dtype fp8_e4m3 {_TRITON}",
-    "fp8 torch": f"--kv-cache-dtype fp8_e4m3 {_TORCH}",
+    "fp8 torch": f"{_FP8} {_TORCH}",
 }
+_EAGER = "--disable-cuda-graph"
+# The middle one of three layers reuses the selection of the first; the last one does badly without its own.
+_REUSE = '--json-model-override-args {"index_topk_pattern":"FSF"}'
+_MODES = {"": "", ", IndexCache": _REUSE, ", eager": _EAGER, ", eager, IndexCache": f"{_EAGER} {_REUSE}"}
+# A graph cannot hold what torch does: it is eager by itself.
+VARIANTS = {
+    backend + mode: f"{flags} {more}"
+    for mode, more in _MODES.items()
+    for backend, flags in _BACKENDS.items()
+    if _EAGER not in more or _TORCH not in flags
+} | {"host tier": "--enable-hierarchical-cache --hicache-ratio 2 --max-total-tokens 65536"}
 LENGTHS = (512, 2048, 8192, 16384)
 BARS = {"needle": 0.97, "track": 0.95, "arith": 0.95, "tools": 0.95}
 LONGEST_NEEDLE_BAR = 0.90  # at the longest texts; the other bar is over all others
