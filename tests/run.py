@@ -38,7 +38,7 @@ GPU_SUITES = {
     "gpu-kernels": ["kernels/tests"],
     "gpu-worker": ["worker/tests/run", "worker/tests/proof/test_gpu_invariance.py"],
 }
-GPU_WORKERS = {"gpu-kernels": 6, "gpu-worker": 1}
+GPU_WORKERS = {"gpu-kernels": 12, "gpu-worker": 1}
 CARGO_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
 
 
@@ -88,7 +88,7 @@ def run_cargo(*, slow: bool) -> Outcome:
 def run_pytest(suite: str, *, slow: bool) -> Outcome:
     """Runs one Python suite; counts come from pytest's own report."""
     on_gpu = suite in GPU_SUITES
-    workers = min(os.cpu_count() or 1, GPU_WORKERS.get(suite, 8))
+    workers = min(len(os.sched_getaffinity(0)), GPU_WORKERS.get(suite, 8))
     marks = [*(["gpu"] if on_gpu else []), *([] if slow else ["not slow"])]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"

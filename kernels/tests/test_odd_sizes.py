@@ -22,7 +22,7 @@ def _runs() -> Iterator[Any]:
     for name in DRAWS:
         for backend in OPS[name].backends.values():
             if backend.needs.missing(MACHINE) is None:
-                marks = pytest.mark.gpu if backend.needs.archs else ()
+                marks = pytest.mark.gpu if DEVICE == "cuda" else ()
                 yield pytest.param(name, backend.name, id=f"{name}-{backend.name}", marks=marks)
 
 

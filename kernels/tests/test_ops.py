@@ -31,7 +31,7 @@ def _runs() -> Iterator[Any]:
     for op in OPS.values():
         for backend in op.backends.values():
             if backend.needs.missing(MACHINE) is None:
-                marks = pytest.mark.gpu if backend.needs.archs else ()
+                marks = pytest.mark.gpu if DEVICE == "cuda" else ()
                 for case in op.cases:
                     yield pytest.param(op, backend, case, id=f"{op.name}-{backend.name}-{case.name}", marks=marks)
 

@@ -95,6 +95,7 @@ def main() -> None:
         with deployed(model):
             out[f"{named}, FP8 caches"] = scores(model, tokenizer, SUITES, tuple(args.lengths), args, pattern)
         print(f"{named}, FP8 caches:", _line(out[f"{named}, FP8 caches"]), flush=True)
+        args.json.write_text(json.dumps(out, indent=1) + "\n")
     if args.dense:
         args.mode = Mode.DENSE
         out["dense"] = scores(model, tokenizer, SUITES, tuple(args.lengths), args)
