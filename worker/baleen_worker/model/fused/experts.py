@@ -79,7 +79,7 @@ class UniformRouting:
     def logits(self, layer: int, step: FusedStep) -> Tensor:
         """[T, E] float32."""
         if step.routing is None:
-            step.routing = self._table[step.kv_slots % self._ROWS]
+            step.routing = self._table.index_select(0, step.kv_slots % self._ROWS)
         return step.routing[:, layer * self._num_experts : (layer + 1) * self._num_experts]
 
 

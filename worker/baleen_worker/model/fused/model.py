@@ -165,7 +165,7 @@ class FusedModel:
 
     def run(self, input_ids: Tensor, step: FusedStep, pools: PagedPools) -> Tensor:
         """The same for a step that is planned, tokens in its order."""
-        residual = self._embedding[input_ids]
+        residual = self._embedding.index_select(0, input_ids)
         delta: Delta = None
         for layer in self.layers:
             delta = layer(residual, delta, step, pools)
