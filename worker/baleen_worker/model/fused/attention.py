@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 Fp8 = tuple["Tensor", "Tensor"]  # values [T, N] and scales [T, N / 128]
 
-# Bytes of index scores that are held at a time.
-_MAX_SCORE_BYTES = 512 << 20
+# Bytes of index scores that are held at a time: those of 8192 tokens and 32K keys, which then need not be put together.
+_MAX_SCORE_BYTES = 1 << 30
 
 
 class FusedAttention:

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# Tokens of a step up to which its kernels leave much of a device free.
-_MOST_TOKENS = 256
+# Tokens of a step up to which its kernels leave much of a device free. A graph of one stream also follows the one
+# before it sooner: after 4.5 us where forks make it 13.8. At 128 tokens forks gain 0.3 %, for which the device would be
+# idle three times as long between two steps.
+_MOST_TOKENS = 64
 
 
 class Pending(Generic[R]):
