@@ -28,7 +28,7 @@ pub const RESPONSES: &str = "/v1/responses";
 pub const MESSAGES: &str = "/v1/messages";
 
 /// Bound of every wait in these tests; none of them is about speed.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Gateway {
     pub address: SocketAddr,
