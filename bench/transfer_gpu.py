@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -93,11 +93,11 @@ def measure(latent_format: str, visible: str, repeats: int) -> dict[str, Any]:
         pages = list(range(1, num_pages))
         handovers, rates = list[float](), list[float]()
         for number in range(repeats + 1):
-            handovers.append(_handover(transfer, prefill, number, pages))
+            handovers.append(handover(transfer, prefill, number, pages).took_ms)
             rates.append(num_bytes / _whole(transfer, prefill, 1000 + number, pages) / 1e9)
-        filling_s = median(_timed(mapped.fill, pages, pages) for _ in range(5))
+        filling_s = median(timed(mapped.fill, pages, pages) for _ in range(5))
         assert store.device is not None, "the pools are not on a GPU"
-        digest_ms = 1000 * median(_timed(store.device.digests, pages) for _ in range(5))
+        digest_ms = 1000 * median(timed(store.device.digests, pages) for _ in range(5))
         transfer.close()
         mapped.close()
     return {
@@ -112,12 +112,27 @@ def measure(latent_format: str, visible: str, repeats: int) -> dict[str, Any]:
     }
 
 
-def _handover(transfer: TcpTransfer, prefill: PrefillProcess, number: int, pages: list[int]) -> float:
-    """Milliseconds from the end of the last chunk's computing to the arrival of all pages and the first token."""
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """When the last chunk was computed, and when all pages and the first token had arrived, by the host's clock."""
+
+    computed_s: float
+    arrived_s: float
+
+    @property
+    def took_ms(self) -> float:
+        """Milliseconds."""
+        return 1000 * (self.arrived_s - self.computed_s)
+
+
+def handover(
+    transfer: TcpTransfer, prefill: PrefillProcess, number: int, pages: list[int], compute_ms: float = COMPUTE_MS
+) -> Handover:
+    """One prompt, with so much computing before each chunk."""
     key = number.to_bytes(16, "big")
-    _expect(transfer, prefill, key, pages, COMPUTE_MS)
+    _expect(transfer, prefill, key, pages, compute_ms)
     arrived_s = _receive(transfer, key, pages)
-    return 1000 * (arrived_s - prefill.answer())
+    return Handover(prefill.answer(), arrived_s)
 
 
 def _whole(transfer: TcpTransfer, prefill: PrefillProcess, number: int, pages: list[int]) -> float:
@@ -159,7 +174,7 @@ def _wait(transfer: TcpTransfer, report: str) -> float:
         transfer.wait(1.0)
 
 
-def _timed(call: Callable[..., Any], *arguments: Any) -> float:
+def timed(call: Callable[..., Any], *arguments: Any) -> float:
     """Seconds for a call and, where it only starts something, for that."""
     began_s = time.perf_counter()
     result = call(*arguments)

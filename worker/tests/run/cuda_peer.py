@@ -160,6 +160,20 @@ class _Prefill:
         """What its memory is borrowed by."""
         return CudaIpc(self.store).lend()
 
+    def watch(self, options: list[str]) -> None:
+        """See `transfer_marks`."""
+        from transfer_marks import stay_awake, watch
+
+        watch("prefill", options)
+        if "awake" in options:
+            stay_awake(self.transfer)
+
+    def marks(self) -> list[tuple[str, float]]:
+        """Since the last time."""
+        from transfer_marks import take
+
+        return take()
+
     def stale_reads(self) -> int:
         """So far."""
         return self.transfer.counters.num_stale_reads
