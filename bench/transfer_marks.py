@@ -17,7 +17,6 @@ from baleen_worker.transfer.orders import Offer
 from baleen_worker.transfer.sending import SendingLeg
 from baleen_worker.transfer.serving import Server
 from baleen_worker.transfer.station import Station
-from baleen_worker.transfer.tcp import TcpTransfer
 
 # pyright: reportPrivateUsage=false
 
@@ -25,6 +24,7 @@ Mark = tuple[str, float]
 _marks: list[Mark] = []
 _device_events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 _REPEATED = ("Alive", "Wait")
+_options: set[str] = set()
 
 
 def mark(name: str) -> None:
@@ -43,10 +43,16 @@ def take() -> list[Mark]:
     return made
 
 
-def watch(side: str, options: Sequence[str] = ()) -> None:
-    """From now on this process marks what it does. Options: "late" tells nothing before it is digested."""
-    if "late" in options:
-        SendingLeg.computed = lambda self, message, now_s: []  # pyright: ignore[reportUnknownLambdaType]
+def choose(options: Sequence[str]) -> None:
+    """From now on. "late": this process tells nothing before it is digested."""
+    _options.clear()
+    _options.update(options)
+
+
+def watch(side: str) -> None:
+    """From now on this process marks what it does. Once a process."""
+    computed = SendingLeg.computed
+    SendingLeg.computed = lambda self, message, now_s: [] if "late" in _options else computed(self, message, now_s)
     _around(Server, "offer", lambda order: f"{side} takes the order" if isinstance(order, Offer) else "", lambda *_: "")
     _around(Station, "digests", lambda *_: f"{side} digests", lambda *_: f"{side} has digested")
     _around(Connection, "send", lambda *_: "", lambda message: _named(f"{side} has sent", message))
@@ -64,16 +70,6 @@ def watch(side: str, options: Sequence[str] = ()) -> None:
     _watch_fills(side)
 
 
-def stay_awake(transfer: TcpTransfer) -> None:
-    """Has the loop of a side never sleep."""
-    station = transfer._station
-
-    def again() -> None:
-        station.loop.call_soon(again)
-
-    station.post(again)
-
-
 def _named(what: str, message: Any) -> str:
     kind = type(message).__name__
     return "" if kind in _REPEATED else f"{what} {kind}"
@@ -88,10 +84,12 @@ def _watch_fills(side: str) -> None:
         begin.record(self._stream)
         start(self, *arguments, fills=fills)
         end.record(self._stream)
-        if fills:
+        if fills and len(arguments[1]) > 1:
             _device_events.append((begin, end))
 
     def marked(self: Any, *arguments: Any) -> Callable[[], list[int]]:
+        if len(arguments[1]) == 1:  # to keep the links awake
+            return fill(self, *arguments)
         mark(f"{side} launches")
         wait = fill(self, *arguments)
         mark(f"{side} has launched")

@@ -1,17 +1,20 @@
 """Where the time of a handover between two GPUs goes: the steps after a prompt's last chunk, in variants side by side.
 
-Each variant has processes of its own; contents are compared bit by bit before anything is measured. The steps are those
-that `transfer_marks` marks, in milliseconds from the end of the last chunk's computing, medians of all repeats.
+Contents are compared bit by bit before a variant is measured. The steps are those that `transfer_marks` marks, in
+milliseconds from the end of the last chunk's computing, medians of all repeats.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -21,32 +24,40 @@ import transfer_gpu
 from transfer_gpu import CHUNK_PAGES, LAYERS, LIMITS_MS, PROMPT_PAGES
 
 if TYPE_CHECKING:
-    import torch
+    from baleen_worker.transfer.tcp import TcpTransfer
+
+NEVER_S = 3600.0
+_IDLE = "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass"
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """`options`: of both sides; `parts` of a read, `compute_ms` before each chunk.
+    """`parts` of a read; `compute_ms` before each chunk; `touch_s`: how often links are kept awake.
 
-    "late": nothing is told before it is digested; "awake": neither side's loop ever sleeps; "warm": the decode side's
-    GPU works all the time.
+    Options: "late": nothing is told before it is digested; "warm": the decode side's GPU works all the time; "busy": no
+    core ever sleeps, so that threads wake at once.
     """
 
     name: str
     options: tuple[str, ...] = ()
     parts: int = 4
-    compute_ms: float = 40.0
+    compute_ms: float = transfer_gpu.COMPUTE_MS
+    touch_s: float = 0.03
 
 
 VARIANTS = (
-    Variant("as it is", compute_ms=transfer_gpu.COMPUTE_MS),
-    Variant("one part, late", ("late",), parts=1),
-    Variant("late", ("late",)),
-    Variant("eight parts", parts=8),
-    Variant("awake", ("awake",)),
+    Variant("as it is"),
+    Variant("asleep", touch_s=NEVER_S),
+    Variant("busy", ("busy",)),
+    Variant("40 ms", compute_ms=40.0, touch_s=NEVER_S),
     Variant("warm", ("warm",)),
-    Variant("awake, warm", ("awake", "warm")),
-    Variant("short pauses", compute_ms=4.0),
+    Variant("busy, warm", ("busy", "warm")),
+    Variant("4 ms", compute_ms=4.0, touch_s=NEVER_S),
+    Variant("late", ("late",)),
+    Variant("one part", parts=1),
+    Variant("eight parts", parts=8),
+    Variant("touched often", touch_s=0.005),
+    Variant("one part, late, asleep", ("late",), parts=1, touch_s=NEVER_S),
 )
 
 
@@ -60,18 +71,22 @@ def main() -> None:
     arguments = parser.parse_args()
     first, second = arguments.devices.split(",")
     os.environ["CUDA_VISIBLE_DEVICES"] = second
+    from cuda_peer import SWITCH_S
     from transfer_marks import watch
 
     watch("decode")
+    sys.setswitchinterval(SWITCH_S)
     measured: dict[str, Any] = {}
     for latent_format in arguments.formats:
         measured[latent_format] = {"kernels": kernels_alone(latent_format)}
+        bench = Bench(latent_format, first)
         for variant in VARIANTS:
             if variant.name in arguments.variants:
-                found = measure(variant, latent_format, first, arguments.repeats)
+                found = bench.measure(variant, arguments.repeats)
                 measured[latent_format][variant.name] = found
                 arguments.out.write_text(json.dumps(measured, indent=2) + "\n", "utf-8")
                 show(latent_format, variant, found)
+        bench.close()
 
 
 def show(latent_format: str, variant: Variant, found: dict[str, Any]) -> None:
@@ -104,52 +119,68 @@ def kernels_alone(latent_format: str) -> dict[str, float]:
     return found
 
 
-def measure(variant: Variant, latent_format: str, visible: str, repeats: int) -> dict[str, Any]:
-    """The handovers of a variant and the steps of them."""
-    import torch
-    import transfer_marks
-    from baleen_worker.cache import device_pages
-    from baleen_worker.cache.page_bytes import PoolPages
-    from baleen_worker.transfer.actions import Timers
-    from baleen_worker.transfer.cuda_ipc import CudaIpc
-    from baleen_worker.transfer.lending import Backend, Reading
-    from baleen_worker.transfer.tcp import TcpTransfer
-    from cuda_peer import DECODE, SWITCH_S, PrefillProcess, make_layout, make_pools
+class Bench:
+    """Both sides' pools of one format, and the variants between them."""
 
-    sys.setswitchinterval(SWITCH_S)
-    device_pages._PARTS = variant.parts  # pyright: ignore[reportPrivateUsage]
-    layout, num_pages = make_layout(LAYERS, latent_format), PROMPT_PAGES + 1
-    with PrefillProcess(layout, num_pages, visible) as prefill:
-        prefill.ask("watch", [*variant.options])
-        pools = make_pools(layout, num_pages, torch.device("cuda", 0))
-        store = PoolPages(pools)
+    def __init__(self, latent_format: str, visible: str) -> None:
+        import torch
+        from cuda_peer import PrefillProcess, make_layout, make_pools
+
+        layout, num_pages = make_layout(LAYERS, latent_format), PROMPT_PAGES + 1
+        self._prefill = PrefillProcess(layout, num_pages, visible)
+        self._prefill.ask("watch")
+        self._pools = make_pools(layout, num_pages, torch.device("cuda", 0))
+        self._pages = [*range(1, num_pages)]
+        self._number = 0
+
+    def close(self) -> None:
+        """Ends the other process."""
+        self._prefill.kill()
+
+    def measure(self, variant: Variant, repeats: int) -> dict[str, Any]:
+        """The handovers of a variant and the steps of them."""
+        from baleen_worker.cache import device_pages
+        from baleen_worker.cache.page_bytes import PoolPages
+        from baleen_worker.transfer import borrowing
+        from baleen_worker.transfer.actions import Timers
+        from baleen_worker.transfer.cuda_ipc import CudaIpc
+        from baleen_worker.transfer.lending import Backend, Reading
+        from baleen_worker.transfer.tcp import TcpTransfer
+        from cuda_peer import DECODE
+
+        device_pages._PARTS = variant.parts  # pyright: ignore[reportPrivateUsage]
+        borrowing._TOUCH_S = variant.touch_s  # pyright: ignore[reportPrivateUsage]
+        self._prefill.ask("choose", [*variant.options])
+        store = PoolPages(self._pools)
         reading = Reading(Backend.CUDA_IPC, CudaIpc(store))
         transfer = TcpTransfer(store, lambda _: 1, DECODE, Timers(), vocab_size=10, listen=None, reading=reading)
-        if "awake" in variant.options:
-            transfer_marks.stay_awake(transfer)
-        stop = threading.Event()
-        warming = threading.Thread(target=_work, args=(stop,))
-        if "warm" in variant.options:
-            warming.start()
-        pages = list(range(1, num_pages))
+        try:
+            with _busy("busy" in variant.options), _working("warm" in variant.options):
+                return self._handovers(transfer, variant.compute_ms, repeats)
+        finally:
+            transfer.close()
+
+    def _handovers(self, transfer: TcpTransfer, compute_ms: float, repeats: int) -> dict[str, Any]:
+        import torch
+        import transfer_marks
+
         handovers, steps = list[float](), dict[str, list[float]]()
-        for number in range(repeats + 2):
-            made = transfer_gpu.handover(transfer, prefill, number, pages, variant.compute_ms)
-            marks = prefill.ask("marks") + transfer_marks.take()
-            if number == 0:
-                _check(pools, pages)
-            if number > 1:
+        for repeat in range(repeats + 2):
+            self._number += 1
+            self._pools.poison(self._pages)
+            torch.cuda.synchronize()
+            made = transfer_gpu.handover(transfer, self._prefill, self._number, self._pages, compute_ms)
+            marks = self._prefill.ask("marks") + transfer_marks.take()
+            if repeat == 0:
+                _check(self._pools, self._pages)
+            if repeat > 1:
                 handovers.append(made.took_ms)
                 _collect(steps, marks, made)
-        stop.set()
-        if warming.ident is not None:
-            warming.join()
-        transfer.close()
-    return {
-        "handover_ms": median(handovers),
-        "handovers_ms": [round(handover, 2) for handover in handovers],
-        "steps": {step: median(times) for step, times in steps.items() if len(times) > repeats // 2},
-    }
+        return {
+            "handover_ms": median(handovers),
+            "handovers_ms": [round(handover, 2) for handover in handovers],
+            "steps": {step: median(times) for step, times in steps.items() if len(times) > repeats // 2},
+        }
 
 
 def _collect(steps: dict[str, list[float]], marks: list[tuple[str, float]], made: transfer_gpu.Handover) -> None:
@@ -175,14 +206,41 @@ def _check(pools: Any, pages: list[int]) -> None:
             assert (store[pages] == contents(layer, number, store)[pages]).all(), f"layer {layer}, store {number}"
 
 
-def _work(stop: threading.Event) -> None:
+@contextlib.contextmanager
+def _working(wanted: bool) -> Generator[None]:
     """Keeps the device busy, as decode steps would."""
     import torch
 
-    matrix: torch.Tensor = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
-    while not stop.is_set():
-        torch.mm(matrix, matrix)
-        time.sleep(0.0005)
+    stop = threading.Event()
+
+    def work() -> None:
+        matrix: torch.Tensor = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
+        while not stop.is_set():
+            torch.mm(matrix, matrix)
+            time.sleep(0.0005)
+
+    thread = threading.Thread(target=work)
+    if wanted:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        if wanted:
+            thread.join()
+
+
+@contextlib.contextmanager
+def _busy(wanted: bool) -> Generator[None]:
+    """Keeps all cores from sleeping, by processes that give way to any other."""
+    count = len(os.sched_getaffinity(0)) if wanted else 0
+    idlers = [subprocess.Popen([sys.executable, "-S", "-c", _IDLE]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for idler in idlers:
+            idler.kill()
+            idler.wait()
 
 
 if __name__ == "__main__":

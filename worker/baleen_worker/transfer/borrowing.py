@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from baleen_worker.cache.pages import SINK_PAGE
 from baleen_worker.transfer import wire
@@ -27,9 +27,13 @@ if TYPE_CHECKING:
     from baleen_worker.transfer.orders import Peer
     from baleen_worker.transfer.station import Station
 
+_Result = TypeVar("_Result")
+
 # Bytes that one read from lent memory asks for, unless a page is larger: few launches, many bytes in flight.
 _COPY_BYTES = 1 << 30
 _MAX_SAMPLES = 5
+# NVLinks sleep after 50 ms without traffic, and a prompt's chunk is computed in more: its last one would wait for them.
+_TOUCH_S = 0.03
 _MAX_REFUSALS = 256
 
 
@@ -43,6 +47,24 @@ class Loan:
         self._waiter = waiter
         self._borrowed = borrowed
         self._is_over = False
+        self._num_users = 0
+        self._toucher: asyncio.Task[None] | None = None
+
+    @property
+    def is_kept_awake(self) -> bool:
+        """Whether its memory is touched from time to time."""
+        return self._toucher is not None
+
+    @contextlib.contextmanager
+    def used(self) -> Generator[None]:
+        """Within, somebody may copy at any moment: the way to the memory is kept awake."""
+        self._num_users += 1
+        if self._toucher is None:
+            self._toucher = self._station.spawn(self._touch())
+        try:
+            yield
+        finally:
+            self._num_users -= 1
 
     def fill(self, theirs: Sequence[int], ours: Sequence[int]) -> asyncio.Future[list[int]]:
         """Starts to fill own pages; their digests come with its end, or LoanError.
@@ -55,17 +77,31 @@ class Loan:
             raise ConnectionResetError("the loan is over")
         with _told_as_loan_error():
             wait = self._borrowed.fill(theirs, ours)
-
-        def wait_for_digests() -> list[int]:
-            with _told_as_loan_error():
-                return wait()
-
-        return self._station.loop.run_in_executor(self._waiter, wait_for_digests)
+        return self._waited_for(wait)
 
     def end(self) -> None:
         """Nothing is copied any more, but what is under way."""
         self._is_over = True
         self._waiter.submit(self._borrowed.close)
+
+    async def _touch(self) -> None:
+        try:
+            while self._num_users and not self._is_over:
+                with _told_as_loan_error():
+                    wait = self._borrowed.touch()
+                await self._waited_for(wait)
+                await asyncio.sleep(_TOUCH_S)
+        except LoanError:
+            pass  # legs will meet it too
+        finally:
+            self._toucher = None
+
+    def _waited_for(self, wait: Callable[[], _Result]) -> asyncio.Future[_Result]:
+        def wait_here() -> _Result:
+            with _told_as_loan_error():
+                return wait()
+
+        return self._station.loop.run_in_executor(self._waiter, wait_here)
 
 
 @contextlib.contextmanager

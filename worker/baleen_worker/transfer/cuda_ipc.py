@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from baleen_worker.cache.pages import SINK_PAGE
 from baleen_worker.step import DevicePages, PageStore, Region
 from baleen_worker.transfer.lending import Backend, Borrowed, LoanError, check_regions
 
@@ -137,6 +138,10 @@ class _Mapped:
     def fill(self, theirs: Sequence[int], ours: Sequence[int]) -> Callable[[], list[int]]:
         """See `Borrowed`."""
         return self._device.fill(self._addresses, theirs, ours)
+
+    def touch(self) -> Callable[[], object]:
+        """See `Borrowed`. The sink pages are of nobody."""
+        return self._device.fill(self._addresses, [SINK_PAGE], [SINK_PAGE])
 
     def close(self) -> None:
         """See `Borrowed`."""

@@ -143,25 +143,31 @@ class Fetcher:
             await introduce(station, connection, receiving.expect.peer)
         writer = station.spawn(connection.write_queued())
         try:
-            self._act(key, receiving, leg.connected(time.monotonic()))
-            while not leg.over:
-                message = wire.decode_from_prefill(await connection.receive(wire.MAX_FRAME_BYTES))
-                if isinstance(message, Data) and loan is None:
-                    await self._take_pages(key, receiving, connection, message)
-                elif isinstance(message, Computed) and loan is not None:
-                    self._begin(receiving, loan, message)
-                elif isinstance(message, Sealed | Stale) and loan is not None:
-                    digests = receiving.taken.pop(message.first, None)
-                    if digests is None:
-                        raise ProtocolError("it answers a read that was not sent")
-                    self._take_verdict(key, receiving, message, message.first, digests)
-                elif not leg.over:
-                    self._act(key, receiving, leg.hear(message, time.monotonic()))
+            with contextlib.nullcontext() if loan is None else loan.used():
+                await self._listen(key, receiving, connection)
         except EOFError:
             pass
         finally:
             writer.cancel()
         return "its connection has ended"
+
+    async def _listen(self, key: Key, receiving: _Receiving, connection: Connection) -> None:
+        """Until the leg is over. Raises EOFError when the connection ends before."""
+        leg, loan = receiving.leg, receiving.loan
+        self._act(key, receiving, leg.connected(time.monotonic()))
+        while not leg.over:
+            message = wire.decode_from_prefill(await connection.receive(wire.MAX_FRAME_BYTES))
+            if isinstance(message, Data) and loan is None:
+                await self._take_pages(key, receiving, connection, message)
+            elif isinstance(message, Computed) and loan is not None:
+                self._begin(receiving, loan, message)
+            elif isinstance(message, Sealed | Stale) and loan is not None:
+                digests = receiving.taken.pop(message.first, None)
+                if digests is None:
+                    raise ProtocolError("it answers a read that was not sent")
+                self._take_verdict(key, receiving, message, message.first, digests)
+            elif not leg.over:
+                self._act(key, receiving, leg.hear(message, time.monotonic()))
 
     async def _take_pages(self, key: Key, receiving: _Receiving, connection: Connection, data: Data) -> None:
         """The answer to a read, which is in one piece on its connection.

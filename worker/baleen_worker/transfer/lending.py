@@ -41,6 +41,10 @@ class Borrowed(Protocol):
         """
         ...
 
+    def touch(self) -> Callable[[], object]:
+        """Reads a little and keeps nothing of it: the way there stays awake. As `fill`, but digests are of no use."""
+        ...
+
     def close(self) -> None:
         """No page is read any more."""
         ...

@@ -33,7 +33,7 @@ class SharedPages:
         self.in_place = False
         self.regions: Sequence[Region] = [Region(0, size) for size in SIZES]
         self.device: DevicePages | None = self
-        self.num_borrowed = 0
+        self.num_borrowed = self.num_touched = 0
         self.before_copy: Callable[[Sequence[int]], None] = lambda _: None
         for number in range(NUM_PAGES):
             self.write([number], memoryview(bytes([number]) * self.page_bytes))
@@ -102,6 +102,10 @@ class Mapped:
             return self._own.digests(ours)
 
         return wait
+
+    def touch(self) -> Callable[[], object]:
+        self._own.num_touched += 1
+        return lambda: None
 
     def close(self) -> None:
         self._memory.close()

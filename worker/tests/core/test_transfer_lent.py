@@ -202,6 +202,23 @@ def test_a_copy_that_began_early_proves_nothing(prefill: End, decode: End) -> No
     assert memory(decode).pages[43] == bytes([99]) * 1000
 
 
+def test_the_way_to_lent_memory_is_kept_awake_while_a_leg_may_copy(
+    prefill: End, decode: End, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link between two devices that has fallen asleep would cost the last chunk more than the owner's digests."""
+    monkeypatch.setattr(borrowing, "_TOUCH_S", 0.001)
+    keys = [half_a_prompt(prefill, decode) for _ in range(2)]
+    transfer: Any = decode.transfer
+    [borrowed] = transfer._borrower._loans.values()
+    for key in keys:
+        seen = memory(decode).num_touched
+        decode.wait(lambda seen=seen: memory(decode).num_touched > seen + 2)
+        prefill.transfer.give([Offer(key, 2, [3, 4], [1, 1]), Finish(key, Final(5, 0, 4))])
+        decode.wait_for(key, Arrived)
+    decode.wait(lambda: not borrowed.result().is_kept_awake)
+    hand_over(prefill, decode)
+
+
 def say(prefill: End, message: Computed) -> None:
     """To the peer of the only leg."""
     transfer: Any = prefill.transfer

@@ -160,13 +160,17 @@ class _Prefill:
         """What its memory is borrowed by."""
         return CudaIpc(self.store).lend()
 
-    def watch(self, options: list[str]) -> None:
+    def watch(self) -> None:
         """See `transfer_marks`."""
-        from transfer_marks import stay_awake, watch
+        from transfer_marks import watch
 
-        watch("prefill", options)
-        if "awake" in options:
-            stay_awake(self.transfer)
+        watch("prefill")
+
+    def choose(self, options: list[str]) -> None:
+        """See `transfer_marks`."""
+        from transfer_marks import choose
+
+        choose(options)
 
     def marks(self) -> list[tuple[str, float]]:
         """Since the last time."""
