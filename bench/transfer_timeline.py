@@ -68,15 +68,24 @@ def main() -> None:
     parser.add_argument("--formats", nargs="*", default=[*LIMITS_MS])
     parser.add_argument("--variants", nargs="*", default=[variant.name for variant in VARIANTS])
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit", default="", help="what the result says it was measured at, where there is no git")
     arguments = parser.parse_args()
     first, second = arguments.devices.split(",")
     os.environ["CUDA_VISIBLE_DEVICES"] = second
     from cuda_peer import SWITCH_S
+    from report import hardware
     from transfer_marks import watch
 
     watch("decode")
     sys.setswitchinterval(SWITCH_S)
     measured: dict[str, Any] = {}
+    result = {
+        "benchmark": "transfer_timeline",
+        "command": f"python bench/transfer_timeline.py --devices {arguments.devices} --repeats {arguments.repeats}",
+        "commit": arguments.commit,
+        "hardware": hardware() | {"gpus": len({first, second})},
+        "measurements": measured,
+    }
     for latent_format in arguments.formats:
         measured[latent_format] = {"kernels": kernels_alone(latent_format)}
         bench = Bench(latent_format, first)
@@ -84,7 +93,7 @@ def main() -> None:
             if variant.name in arguments.variants:
                 found = bench.measure(variant, arguments.repeats)
                 measured[latent_format][variant.name] = found
-                arguments.out.write_text(json.dumps(measured, indent=2) + "\n", "utf-8")
+                arguments.out.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
                 show(latent_format, variant, found)
         bench.close()
 
