@@ -112,6 +112,7 @@ def _multiply(
     k_rope,
     full,
     empty,
+    done,
     mine,
     out,
     sums,
@@ -122,12 +123,16 @@ def _multiply(
     size,
     WHOLE: gl.constexpr,
 ):
-    """One of the two groups of warps that multiply: all scores, and half the channels of the result."""
+    """One of the two groups of warps that multiply: all scores, and half the channels of the result.
+
+    `done`: both groups have read the queries for the last time, so that results may take their place.
+    """
     WIDTH: gl.constexpr = LATENT // 2
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     row: gl.constexpr = gl.SliceLayout(1, score_layout)
     wide_row: gl.constexpr = gl.SliceLayout(1, layout)
+    by_row: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
     largest = gl.full((HEADS,), _LOWEST, gl.float32, row)
     total = gl.zeros((HEADS,), gl.float32, row)
     result = gl.zeros((HEADS, WIDTH), gl.float32, layout)
@@ -155,10 +160,15 @@ def _multiply(
         result = warpgroup_mma_wait(0, deps=[result])
         mbarrier.arrive(empty.index(stage), count=1)
     result = result * gl.convert_layout(gl.where(total == 0.0, 0.0, 1.0 / total), wide_row)[:, None]
-    head = gl.program_id(0) * HEADS + gl.arange(0, HEADS, wide_row)
-    channel = HALF * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(0, layout))
+    # Through shared memory: registers hold pieces of 4 bytes, and a warp is to write whole rows.
+    mbarrier.arrive(done, count=1)
+    mbarrier.wait(done, 0)
+    rows = q_latent.index(0).slice(HALF * WIDTH, WIDTH, dim=1)
+    rows.store(result.to(gl.bfloat16))
+    head = gl.program_id(0) * HEADS + gl.arange(0, HEADS, gl.SliceLayout(1, by_row))
+    channel = HALF * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(0, by_row))
     place = out + (work * num_heads + head)[:, None] * LATENT + channel[None, :]
-    gl.store(place, result.to(gl.bfloat16), mask=(head < num_heads)[:, None])
+    gl.store(place, rows.load(by_row), mask=(head < num_heads)[:, None])
     if HALF == 0:
         head = gl.program_id(0) * HEADS + gl.arange(0, HEADS, row)
         lse = gl.where(total == 0.0, float("-inf"), (largest + gl.log2(total)) * _LN_2)
@@ -192,6 +202,8 @@ def _attend(
     k_rope = gl.allocate_shared_memory(gl.bfloat16, [STAGES, KEYS, ROPE], swizzled)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    done = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(done, count=2)
     for stage in gl.static_range(STAGES):
         # Copies arrive thread by thread, stores through registers once.
         mbarrier.init(full.index(stage), count=1 if PACKED else 128)
@@ -237,6 +249,7 @@ def _attend(
                     k_rope,
                     full,
                     empty,
+                    done,
                     mine,
                     out,
                     sums,
@@ -258,6 +271,7 @@ def _attend(
                     k_rope,
                     full,
                     empty,
+                    done,
                     mine,
                     out,
                     sums,

@@ -35,7 +35,6 @@ TARGET = {"kind": "cuda", "arch": "sm_90a"}
 PASSES = {
     "tl.disable_thread_storage_sync": True,
     "tl.disable_safe_memory_legalize": True,  # every access has a bound of its own
-    "tl.enable_fast_math": True,
 }
 
 
