@@ -39,6 +39,7 @@ _BACKENDS = {
     "bf16 triton": _TRITON,
     "fp8 triton": f"{_FP8} {_TRITON}",
     "bf16 tilelang": _TILELANG,
+    "bf16 fa3": "--dsa-decode-backend fa3",
     "bf16 torch": _TORCH,
     "fp8 torch": f"{_FP8} {_TORCH}",
 }

@@ -29,11 +29,18 @@ from baleen_kernels import (
 from torch import Tensor
 
 HIDDEN, INNER, EXPERTS, PICKS = 7168, 2048, 256, 8
-# Backends of sparse attention, and whether the pools that each reads are packed; those of our own that have bars.
-_ATTENTION = {"flashmla_kv": (True,), "flashmla_sparse": (False,), "tilelang": (False,), "triton": (False, True)}
+# Backends of sparse attention, and whether the pools that each reads are packed; those of our own that have bars, of
+# which the first takes prompts.
+_ATTENTION = {
+    "flashmla_kv": (True,),
+    "flashmla_sparse": (False,),
+    "fa3": (False,),
+    "tilelang": (False,),
+    "triton": (False, True),
+}
 _OWN = (("tilelang", False), ("triton", False))
-# Not among what a GPU's libraries are installed with: where it is missing, nothing is amiss.
-OPTIONAL = ("tilelang",)
+# Not among what a GPU's libraries are installed with: where they are missing, nothing is amiss.
+OPTIONAL = (("mla_slots", "fa3"), ("mla_slots", "tilelang"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +110,12 @@ def measurements() -> Iterator[Measurement]:
         for backend, packed in (("flashmla_sparse", False), *_OWN, ("triton", True)):
             name = f"prefill 4096 of {num_slots >> 10}K, {_pool_name(packed)}"
             make = lambda n=num_slots, p=packed, b=backend: _attend(4096, b, packed=p, num_slots=n)  # noqa: E731
-            least = 400.0 if (backend, packed) in _OWN else None
+            least = 400.0 if (backend, packed) == _OWN[0] else None
             yield Measurement("mla_slots", backend, name, make, least_tflops=least)
     for rows, keys in ((1, 131_072), (16, 32_768), (128, 4096)):
-        yield Measurement("mla_pages", "triton", f"{rows}x{keys}", lambda r=rows, n=keys: _attend_pages(r, n))
+        for backend in ("flashmla", "triton"):
+            make = lambda r=rows, n=keys, b=backend: _attend_pages(r, n, b)  # noqa: E731
+            yield Measurement("mla_pages", backend, f"{rows}x{keys}", make)
     yield Measurement("mha_dense", "fa3", "8x2048", _dense)
     for tokens in (1, 16, 64, 128):
         for out, width in ((4096, HIDDEN), (HIDDEN, 2048)):
@@ -299,13 +308,13 @@ def _attend(tokens: int, backend: str, *, packed: bool, num_slots: int = 1 << 16
     return Work(call, num_bytes, 2.0 * tokens * heads * topk * 1088)
 
 
-def _attend_pages(rows: int, keys: int) -> Work:
+def _attend_pages(rows: int, keys: int, backend: str) -> Work:
     heads, num_pages = 128, rows * keys // 64
     latents, q = _bf16(64 * num_pages, 576), _bf16(rows, heads, 576)
     tables = torch.randperm(num_pages, device="cuda").int().view(rows, -1)
     lengths = torch.full((rows,), keys, dtype=torch.int32, device="cuda")
     inputs = (q, latents, tables, lengths)
-    call = lambda: mla_pages.mla_pages(*inputs, softmax_scale=0.1, backend="triton")  # noqa: E731
+    call = lambda: mla_pages.mla_pages(*inputs, softmax_scale=0.1, backend=backend)  # noqa: E731
     return Work(call, float(latents.nbytes), 2.0 * rows * heads * keys * 1088)
 
 

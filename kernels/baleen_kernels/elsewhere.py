@@ -8,24 +8,20 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from baleen_kernels import mla_pages, mla_slots
-from baleen_kernels.machine import CDNA, HOPPER, Needs
+from baleen_kernels import mla_slots
+from baleen_kernels.machine import CDNA, Needs
 from baleen_kernels.registry import Backend, Op
 
 BLACKWELL = ("sm100", "sm103")
 _UNWRITTEN = "its call has not been written, because nobody has run it yet"
-_FA3 = Needs(archs=HOPPER, arch_note="a Hopper GPU", packages=("vllm_flash_attn",), unwritten=_UNWRITTEN)
-_FLASHMLA = Needs(archs=HOPPER, arch_note="a Hopper GPU", packages=("flash_mla",), unwritten=_UNWRITTEN)
 _TRTLLM = Needs(archs=BLACKWELL, arch_note="a Blackwell GPU", packages=("flashinfer",), unwritten=_UNWRITTEN)
 _AITER = Needs(archs=CDNA, arch_note="an AMD Instinct GPU", packages=("aiter",), unwritten=_UNWRITTEN)
 _NPU = Needs(archs=("npu",), arch_note="an Ascend NPU", packages=("torch_npu",), unwritten=_UNWRITTEN)
 
 ROWS = (
-    (mla_slots.OP, "fa3", _FA3),
     (mla_slots.OP, "trtllm", _TRTLLM),
     (mla_slots.OP, "aiter", _AITER),
     (mla_slots.OP, "npu", _NPU),
-    (mla_pages.OP, "flashmla", _FLASHMLA),
 )
 
 

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from baleen_kernels import latent_pack, mla_slots
-from baleen_kernels.machine import ANY_TRITON
+from baleen_kernels.machine import ANY_TRITON, HOPPER, Needs
 from baleen_kernels.mla_slots import LATENT, ROPE
 from baleen_kernels.registry import Op
 
 PAGE = 64
 _MOST_PARTS = 16
+FLASH_MLA = Needs(archs=HOPPER, arch_note="a Hopper GPU", packages=("flash_mla",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,38 @@ def _triton(q: Tensor, latents: Tensor, tables: Tensor, lengths: Tensor, *, soft
     places = tables.contiguous(), lengths.contiguous()
     parts, sums = mla_slots.attend_pages(q.contiguous(), latents, *places, softmax_scale=softmax_scale, parts=num_parts)
     return parts[:, 0] if num_parts == 1 else merge_parts.merge(parts, sums)
+
+
+def _rejects_flashmla(q: Tensor, latents: Tensor, tables: Tensor, lengths: Tensor, **_: Any) -> str | None:
+    if q.dtype != torch.bfloat16 or latents.dtype != torch.bfloat16:
+        return f"it takes bfloat16 queries and pools, not {q.dtype} and {latents.dtype}"
+    if q.shape[2] != LATENT + ROPE:
+        return f"it takes heads of {LATENT + ROPE} channels, not {q.shape[2]}"
+    if latents.shape[0] % PAGE or (tables.dtype, lengths.dtype) != (torch.int32, torch.int32):
+        return "it takes pools of whole pages, and tables and lengths as int32"
+    return None
+
+
+@OP.backend("flashmla", needs=FLASH_MLA, rejects=_rejects_flashmla)
+def _flashmla(q: Tensor, latents: Tensor, tables: Tensor, lengths: Tensor, *, softmax_scale: float) -> Tensor:
+    from flash_mla import flash_mla_with_kvcache  # pyright: ignore[reportMissingImports]
+
+    num_heads = q.shape[1]
+    if len(q) == 0:
+        return q.new_empty(0, num_heads, LATENT)
+    # A row without keys, whose table may hold anything, gets one key of the pool's first page, and zeros in the end.
+    present = lengths > 0
+    out, _ = flash_mla_with_kvcache(
+        mla_slots.with_whole_tiles(q)[:, None],
+        latents.view(-1, PAGE, 1, LATENT + ROPE),
+        tables.where(present[:, None], 0),
+        lengths.clamp(min=1),
+        LATENT,
+        mla_slots.flashmla_plan(),
+        softmax_scale=softmax_scale,
+        use_legacy=True,  # the current kernels of this package have no dense attention
+    )
+    return out[:, 0, :num_heads].masked_fill_(~present[:, None, None], 0)
 
 
 def mla_pages(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baleen_kernels import latent_pack, mla_sparse
+from baleen_kernels import compact_slots, latent_pack, mla_sparse
 from baleen_kernels.machine import ANY_TRITON, HOPPER, HOPPER_OR_BLACKWELL, Needs
 from baleen_kernels.registry import Op
 
@@ -28,6 +28,7 @@ FLASH_MLA = Needs(archs=HOPPER_OR_BLACKWELL, arch_note="a Hopper or Blackwell GP
 SPLIT_FLASH_MLA = Needs(
     archs=HOPPER_OR_BLACKWELL, arch_note="a Hopper or Blackwell GPU", packages=("flash_mla", "triton")
 )
+PAGED_FA3 = Needs(archs=HOPPER, arch_note="a Hopper GPU", packages=("vllm_flash_attn", "triton"))
 TILELANG = Needs(archs=HOPPER, arch_note="a Hopper GPU", packages=("tilelang", "triton"), tools=("nvcc",))
 
 
@@ -123,7 +124,7 @@ def _rejects_flashmla(q: Tensor, **_: Any) -> str | None:
     return None
 
 
-def _with_whole_tiles(q: Tensor) -> Tensor:
+def with_whole_tiles(q: Tensor) -> Tensor:
     """q with as many heads as the libraries compute at a time: heads of zeros cost what real ones do."""
     missing = -q.shape[1] % _HEADS_AT_A_TIME
     return torch.nn.functional.pad(q, (0, 0, 0, missing)) if missing else q
@@ -163,7 +164,7 @@ def _flashmla_sparse(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale
 
     from baleen_kernels.own import merge_parts as own
 
-    padded, num_heads = _with_whole_tiles(q), q.shape[1]
+    padded, num_heads = with_whole_tiles(q), q.shape[1]
     if len(q) == 0:  # the library fails on it
         return q.new_empty(0, num_heads, LATENT)
     num_parts = parts_of(padded.shape[0], padded.shape[1], slots.shape[1])
@@ -238,11 +239,47 @@ def _in_parts(attend: Any, q: Tensor, latents: Tensor, slots: Tensor, softmax_sc
     return parts[:, 0] if num_parts == 1 else merge_parts.merge(parts, sums)
 
 
+def _rejects_fa3(q: Tensor, latents: Tensor, slots: Tensor, **_: Any) -> str | None:
+    del slots
+    return "it reads bfloat16 pools" if latents.dtype != torch.bfloat16 else _rejects_flashmla(q)
+
+
+@OP.backend("fa3", needs=PAGED_FA3, rejects=_rejects_fa3)
+def _fa3(q: Tensor, latents: Tensor, slots: Tensor, *, softmax_scale: float) -> Tensor:
+    """Every query is a sequence of its own, every slot a page of one key; the latents are the values.
+
+    On an H200 it takes 1.0 to 1.4 times the time of `flashmla_sparse`.
+    """
+    from vllm.vllm_flash_attn import flash_attn_varlen_func  # pyright: ignore[reportMissingImports]
+
+    num_tokens, num_heads, _ = q.shape
+    if num_tokens == 0:
+        return q.new_empty(0, num_heads, LATENT)
+    pages, counts = compact_slots.compact_slots(slots.contiguous(), backend="triton")
+    pool = latents[:, None, None]
+    return flash_attn_varlen_func(
+        q=q[..., LATENT:],
+        k=pool[..., LATENT:],
+        v=pool[..., :LATENT],
+        q_v=q[..., :LATENT],
+        max_seqlen_q=1,
+        cu_seqlens_q=torch.arange(num_tokens + 1, dtype=torch.int32, device=q.device),
+        max_seqlen_k=slots.shape[1],
+        seqused_k=counts,
+        block_table=pages,
+        softmax_scale=softmax_scale,
+        causal=True,
+        # Of many tokens the library cuts selections that would fill the device uncut: 0 leaves it to the library.
+        num_splits=1 if parts_of(num_tokens, num_heads, slots.shape[1]) == 1 else 0,
+        fa_version=3,
+    )
+
+
 def _call_flashmla_kv(q: Tensor, latents: Tensor, slots: Tensor, softmax_scale: float, plan: Any) -> Tensor:
     from flash_mla import flash_mla_with_kvcache  # pyright: ignore[reportMissingImports]
 
     out, _ = flash_mla_with_kvcache(
-        _with_whole_tiles(q)[:, None],
+        with_whole_tiles(q)[:, None],
         latents.view(-1, 64, 1, latents.shape[1]),
         None,
         None,

@@ -85,8 +85,8 @@ def select(
     defaults = attention_defaults(machine.arch, kv_cache_dtype=kv_cache_dtype)
     packed = defaults.kv_cache_dtype == FP8
     preferences = {op: PREFERENCES.get(op, ("torch",)) for op in sorted(OPS) if op != "mla_slots"}
-    preferences[PREFILL] = attention_preferences(defaults.prefill, packed=packed)
-    preferences[DECODE] = attention_preferences(defaults.decode, packed=packed)
+    preferences[PREFILL] = attention_preferences(defaults.prefill, packed=packed, prefill=True)
+    preferences[DECODE] = attention_preferences(defaults.decode, packed=packed, prefill=False)
     unknown = sorted(set(wanted) - set(preferences))
     if unknown:
         raise ValueError(f"there is no op {unknown[0]!r} to choose a backend for (there are: {', '.join(preferences)})")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from baleen_kernels import (
     combine_norm,
+    compact_slots,
     decode_inputs,
     decode_results,
     expert_tiles,
@@ -93,6 +94,11 @@ def _attend_pages(g: random.Random) -> Mapping[str, Any]:
     )
     heads = g.choice([1, 3, 7, 16, 17, 64, 127, 128])
     return mla_pages.make_inputs(mla_pages.Case("odd", lengths, heads, g.random() < 0.5, g.randrange(40)))
+
+
+def _close_gaps(g: random.Random) -> Mapping[str, Any]:
+    case = compact_slots.Case("odd", g.randrange(1, 40), g.randrange(1, 2100), g.choice([0.0, 0.3, 0.99, 1.0]))
+    return compact_slots.make_inputs(case)
 
 
 def _route(g: random.Random) -> Mapping[str, Any]:
@@ -223,6 +229,7 @@ def _scores(g: random.Random) -> index_scores.Case:
 DRAWS: dict[str, Draw] = {
     "absorb_queries": lambda g: mla_query.make_absorb_inputs(_queries(g)),
     "combine_norm": _combine_norm,
+    "compact_slots": _close_gaps,
     "decode_inputs": _decode_inputs,
     "decode_results": _results,
     "greedy_choice": _greedy,

@@ -24,6 +24,7 @@ from baleen_kernels.topk_slots import blocks_per_row
 TRITON_OPS = (
     "absorb_queries",
     "combine_norm",
+    "compact_slots",
     "decode_inputs",
     "decode_results",
     "fp8_quant",

@@ -52,10 +52,26 @@ def test_a_hopper_gpu_with_everything_uses_it() -> None:
 
 
 def test_what_stands_in_for_a_default_says_why() -> None:
-    chosen = selection.select(H200)
+    chosen = selection.select(replace(H200, versions={"triton": "3.6.0"}))
     decode = next(choice for choice in chosen.choices if choice.role == selection.DECODE)
-    assert decode.backend == "flashmla_sparse"
-    assert [(name, "pip install vllm" in reason) for name, reason in decode.passed_over] == [("fa3", True)]
+    assert decode.backend == "triton"
+    reasons = dict(decode.passed_over)
+    assert list(reasons) == ["flashmla_sparse", "fa3"]
+    assert "pip install --no-deps sgl-flash-mla" in reasons["flashmla_sparse"]
+    assert "pip install vllm" in reasons["fa3"]
+
+
+@pytest.mark.parametrize(
+    ("versions", "prefill", "decode"),
+    [
+        ({**VERSIONS, "vllm_flash_attn": "0.26.0", "tilelang": "0.1.15"}, "flashmla_sparse", "flashmla_sparse"),
+        ({"triton": "3.6.0", "tilelang": "0.1.15"}, "tilelang", "triton"),
+        ({"triton": "3.6.0", "vllm_flash_attn": "0.26.0"}, "triton", "fa3"),
+    ],
+)
+def test_sparse_attention_is_the_fastest_that_is_there(versions: dict[str, str], prefill: str, decode: str) -> None:
+    chosen = selection.select(replace(H200, versions=versions))
+    assert (chosen.backend(selection.PREFILL), chosen.backend(selection.DECODE)) == (prefill, decode)
 
 
 def test_missing_packages_come_with_their_pip_line() -> None:
