@@ -16,6 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
+from baleen_worker import last_words
 from baleen_worker.assignment import Assignment
 from baleen_worker.cache.host import HostTier, WritePolicy
 from baleen_worker.cache.pages import PagePool
@@ -53,6 +54,7 @@ logger = logging.getLogger(__name__)
 
 def main() -> int:
     """Runs until the head goes away (exit 0, at once) or something fatal happens (exit 1, after telling the head)."""
+    last_words.crash_clearly()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Unbuffered, so that nothing but the assignment is read here and the watcher sees the end of the pipe.
@@ -118,8 +120,20 @@ def start_engine(
     room = _grammar_room(assignment)
     runner, on_broken = built.runner, lambda: None
     if on_stall is not None:
-        runner = WatchedRunner(runner, limit_s=config.watchdog_timeout_s, features=built.features, on_stall=on_stall)
-        on_broken = runner.log_record
+        runner = watched = WatchedRunner(
+            runner,
+            limit_s=config.watchdog_timeout_s,
+            features=built.features,
+            on_stall=on_stall,
+            owns_process=True,
+        )
+        on_broken = watched.log_record
+
+        def on_exit() -> None:
+            watched.log_record()
+            on_stall(_why_a_library_ends(built.device))
+
+        last_words.before_exit(on_exit)
     return Engine(scheduler, runner, end, end, depth=depth, room=room, transfer=transfer, on_broken=on_broken)
 
 
@@ -131,6 +145,18 @@ def _end_at_once(end: RankEnd, sentence: str) -> NoReturn:
     end.publish(Fatal(sentence))
     end.close()
     os._exit(1)
+
+
+def _why_a_library_ends(device: str) -> str:
+    """Kernel libraries do when CUDA returns an error, which is then the device's answer to everything."""
+    if device.startswith("cuda"):
+        import torch
+
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError as error:
+            return f"the device is lost: {' '.join(str(error).split())}"
+    return "a library has ended the process that computes"
 
 
 def _advertised(config: WorkerConfig, transfer: TcpTransfer | None) -> str | None:

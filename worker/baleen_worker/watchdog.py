@@ -5,6 +5,9 @@ runner is timed from a thread of its own. Past the limit, the rank's state goes 
 their rows, the last ones done, the kernels, the stack of every thread), its last words to the head, and it ends. A
 runner that raises leaves the same record behind; what is to be done about it is the engine's business.
 
+A library may also wait for the device with the interpreter's lock in its hands, so that not even this thread runs.
+That ends the rank a little later, see `last_words`.
+
 Owns that thread and the record. Knows nothing of devices: it looks at the clock alone.
 """
 
@@ -20,6 +23,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from baleen_worker import last_words
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -29,6 +34,7 @@ _LAST_STEPS = 16
 _MOST_ROWS = 64
 _LOOKS = 20  # in the time of the limit
 _LONGEST_PAUSE_S = 1.0
+_GRACE_S = 1.0  # for a thread that must share the processor
 
 logger = logging.getLogger(__name__)
 
@@ -51,17 +57,25 @@ class WatchedRunner:
     """A `Runner` before another one, watched."""
 
     def __init__(
-        self, inner: Runner, *, limit_s: float, features: Sequence[str], on_stall: Callable[[str], None]
+        self,
+        inner: Runner,
+        *,
+        limit_s: float,
+        features: Sequence[str],
+        on_stall: Callable[[str], None],
+        owns_process: bool = False,
     ) -> None:
         """`features`: what the runner computes with, for the record.
 
         `on_stall` gets one sentence, in the watching thread, when a call has taken longer than `limit_s`; it must end
         the process. The thread that made the call does not return from it any more.
+        `owns_process`: the process is ended, without a sentence, also where no Python can run.
         """
         self._inner = inner
         self._limit_s = limit_s
         self._features = features
         self._on_stall = on_stall
+        self._owns_process = owns_process
         self._lock = threading.Lock()
         self._call: tuple[str, int, float] | None = None  # which half of which step since when
         self._stalled = False
@@ -126,15 +140,10 @@ class WatchedRunner:
         self._done.append(_Done(plan.step, len(plan.rows), time.monotonic() - launched_s, failure))
 
     def _watch(self) -> None:
-        pause_s = min(self._limit_s / _LOOKS, _LONGEST_PAUSE_S)
         while True:
-            time.sleep(pause_s)
-            with self._lock:
-                call = self._call
-                self._stalled = call is not None and time.monotonic() - call[2] > self._limit_s
-                if not self._stalled:
-                    continue
-            assert call is not None
+            call = self._look()
+            if call is None:
+                continue
             half, step, _ = call
             limit = f"{self._limit_s:g} s (--watchdog-timeout)"
             sentence = f"the {half} of step {step} did not end within {limit}: the device hangs"
@@ -143,6 +152,17 @@ class WatchedRunner:
             faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
             self._on_stall(sentence)
             return
+
+    def _look(self) -> tuple[str, int, float] | None:
+        """The call that has taken too long, if there is one, after a pause."""
+        pause_s = min(self._limit_s / _LOOKS, _LONGEST_PAUSE_S)
+        if self._owns_process:
+            last_words.end_within(self._limit_s + pause_s + _GRACE_S)
+        time.sleep(pause_s)
+        with self._lock:
+            call = self._call
+            self._stalled = call is not None and time.monotonic() - call[2] > self._limit_s
+            return call if self._stalled else None
 
 
 class _WatchedStep:

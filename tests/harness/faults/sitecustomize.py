@@ -7,19 +7,26 @@ variables nothing happens.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from pathlib import Path
 from typing import Any
 
 FAULT_TOKEN = 666
+_LIBRARIES = {
+    "crash": lambda: ctypes.string_at(0),
+    "exit": lambda: ctypes.CDLL(None).exit(1),
+    "stuck": lambda: ctypes.PyDLL(None).sleep(3600),
+}
 
 
 class Struck:
     """A runner that a fault befalls. `fault`:
 
-    "hang": a step is never collected. "raise": every launch raises. "illegal access", "endless kernel": what the device
-    is given to do, beside the step, writes where nothing is, or does not end.
+    "hang": a step is never collected. "raise": every launch raises. "crash": a library reads where nothing is. "exit":
+    one calls C's `exit`. "stuck": one sleeps with the interpreter's lock in its hands. "illegal access", "endless
+    kernel": what the device is given to do, beside the step, writes where nothing is, or does not end.
     """
 
     def __init__(self, inner: Any, fault: str, mark: Path) -> None:
@@ -51,6 +58,8 @@ class Struck:
         if self._fault == "raise":
             self._raises = True
             raise RuntimeError("the device is lost")
+        if self._fault in _LIBRARIES:
+            _LIBRARIES[self._fault]()
         import torch
 
         if self._fault == "endless kernel":

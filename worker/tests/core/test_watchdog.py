@@ -139,3 +139,29 @@ def test_a_worker_that_is_struck_ends_with_its_record(tmp_path: Path, fault: str
     assert ("2 tokens at 0 to 1, samples output 0" in said) == (fault == "hang")
     assert ("raised RuntimeError: the device is lost" in said) == (fault == "raise")
     assert ('File "' in said and "in collect" in said) == (fault == "hang")
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence", "in_log"),
+    [
+        ("crash", "the rank process died of signal 11 (SIGSEGV)", "Fatal Python error: Segmentation fault"),
+        ("exit", "a library has ended the process that computes", "is in flight"),
+        ("stuck", "the rank process died with exit status 1", "Timeout (0:00:02"),
+    ],
+)
+def test_a_rank_that_a_library_ends_says_where(tmp_path: Path, fault: str, sentence: str, in_log: str) -> None:
+    """Python is not asked in any of these."""
+    environment = struck(fault, tmp_path / "mark")
+    flags = ("--watchdog-timeout", "1", "--fake-step-ms", "20")
+    with (
+        WorkerProcess(copy_model(tmp_path), *flags, environment=environment) as worker,
+        Client(worker.address) as client,
+    ):
+        stream = client.connect()
+        stream.submit(1, [FAULT_TOKEN, 7], 4)
+        assert stream.read_to_end() is grpc.StatusCode.UNAVAILABLE
+        assert sentence in stream.call.details()
+        assert worker.wait() == 1
+        said = "".join(worker.errors)
+    assert in_log in said
+    assert ("in _strike" in said) == (fault != "exit")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +98,7 @@ def test_rows_that_change_their_logits_are_decoded_by_graphs_too(
     assert same >= len(CHANGED) - 1, "more than a near tie parts them"
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # PyTorch says once that it may miss some
 @pytest.mark.parametrize("kinds", [[{"temperature": 0.0}] * 6, RANDOM, CHANGED], ids=["greedy", "random", "changed"])
 def test_no_launch_waits_for_the_device(built: BuiltRunner, kinds: list[dict[str, Any]]) -> None:
     """A mask that a row has comes from the host, and is no reason to wait either."""
@@ -118,9 +118,7 @@ def test_no_launch_waits_for_the_device(built: BuiltRunner, kinds: list[dict[str
             for n in range(len(kinds))
         ]
         if step > 2:  # all that is made once is made
-            with warnings.catch_warnings():  # PyTorch says once that it may miss some
-                warnings.simplefilter("ignore")
-                torch.cuda.set_sync_debug_mode("error")
+            torch.cuda.set_sync_debug_mode("error")
         try:
             handle = runner.launch(StepPlan(step, [], planned))
         finally:
