@@ -1,9 +1,10 @@
-"""Runs the test suites one after another and ends with a table of what ran, what failed and what was skipped.
+"""Runs the test suites and ends with a table of what ran, what failed and what was skipped.
 
     python tests/run.py [--all] [SUITE ...]
 
-`--all` adds the tests marked slow. Suites: rust, worker, kernels, models, eval, packaging, e2e, chaos; all unless
-some are named. Two more run where they are named, on a CUDA device: gpu-kernels, gpu-worker.
+`--all` adds the tests marked slow. Suites: rust, worker, kernels, models, eval, packaging, bench, e2e, chaos; all
+unless some are named. Two more run where they are named, on a CUDA device: gpu-kernels, gpu-worker.
+Those that mostly wait run beside those that compute, each lot one after another; every line says whose it is.
 Needs nothing beyond what `make setup` installs; the exit code is 0 only when every suite ran tests and none failed.
 """
 
@@ -18,6 +19,8 @@ import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,12 +36,14 @@ SUITES = {
     "e2e": ["tests/e2e"],
     "chaos": ["tests/chaos"],
 }
+# Mostly wait: for processes to start, to answer and to be missed.
+WAITING = ("e2e", "chaos")
 # Run where they are named alone; several processes may share the device where none asks how much memory it has.
 GPU_SUITES = {
     "gpu-kernels": ["kernels/tests"],
     "gpu-worker": ["worker/tests/run", "worker/tests/proof/test_gpu_invariance.py"],
 }
-GPU_WORKERS = {"gpu-kernels": 12, "gpu-worker": 1}
+GPU_WORKERS = {"gpu-kernels": 6, "gpu-worker": 1}
 CARGO_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
 
 
@@ -73,27 +78,23 @@ def run_cargo(*, slow: bool) -> Outcome:
         for setting in ("opt-level=0", "debug-assertions=true", "overflow-checks=true"):
             command += ["--config", f"profile.{profile}.package.baleen-gateway.{setting}"]
     outcome = Outcome("rust")
-    started = time.monotonic()
-    environment = os.environ | ({"BALEEN_TEST_ALL": "1"} if slow else {})
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for line in process.stdout:
-        sys.stdout.write(line)
+
+    def count(line: str) -> None:
         match = CARGO_RESULT.match(line)
         if match:
             outcome.passed += int(match[1])
             outcome.failed += int(match[2])
             if int(match[3]):
                 outcome.skips["ignored"] += int(match[3])
-    outcome.exit_code = process.wait()
-    outcome.seconds = time.monotonic() - started
+
+    run_command(outcome, command, {"BALEEN_TEST_ALL": "1"} if slow else {}, count)
     return outcome
 
 
 def run_pytest(suite: str, *, slow: bool) -> Outcome:
     """Runs one Python suite; counts come from pytest's own report."""
     on_gpu = suite in GPU_SUITES
-    workers = min(len(os.sched_getaffinity(0)), GPU_WORKERS.get(suite, 8))
+    workers = min(os.cpu_count() or 1, GPU_WORKERS.get(suite, 8))
     marks = [*(["gpu"] if on_gpu else []), *([] if slow else ["not slow"])]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
@@ -102,16 +103,50 @@ def run_pytest(suite: str, *, slow: bool) -> Outcome:
             command += ["-m", " and ".join(marks)]
         if workers > 1:
             command += ["-n", str(workers), "--dist", "worksteal" if on_gpu else "loadfile"]
-        # Hundreds of processes import the same modules: what one of them compiles is kept, whatever the user's shell
-        # says.
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-        environment |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        started = time.monotonic()
-        exit_code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
-        outcome = Outcome(suite, seconds=time.monotonic() - started, exit_code=exit_code)
+        outcome = Outcome(suite)
+        run_command(outcome, command, {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})
         if report.exists():
             count_cases(report, outcome)
     return outcome
+
+
+def run_command(
+    outcome: Outcome, command: list[str], environment: dict[str, str], look: Callable[[str], None] = lambda _: None
+) -> None:
+    """Runs one suite's command, shows `look` and the user each line, and notes the time and the exit code."""
+    # Hundreds of processes import the same modules: what one of them compiles is kept, whatever the user's shell says.
+    inherited = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    started = time.monotonic()
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=inherited | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            look(line)
+            sys.stdout.write(f"{outcome.suite:9} | {line}")
+            sys.stdout.flush()
+    outcome.exit_code = process.returncode
+    outcome.seconds = time.monotonic() - started
+
+
+def run_suites(suites: Sequence[str], *, slow: bool) -> list[Outcome]:
+    """Runs those that wait beside the others, and returns all outcomes in the order of `suites`."""
+    outcomes: dict[str, Outcome] = {}
+
+    def run_lot(lot: list[str]) -> None:
+        for suite in lot:
+            outcomes[suite] = run_cargo(slow=slow) if suite == "rust" else run_pytest(suite, slow=slow)
+
+    lots = [[suite for suite in suites if (suite in WAITING) is waits] for waits in (False, True)]
+    with ThreadPoolExecutor(len(lots)) as pool:
+        list(pool.map(run_lot, lots))
+    return [outcomes[suite] for suite in suites]
 
 
 def count_cases(report: Path, outcome: Outcome) -> None:
@@ -151,10 +186,7 @@ def main() -> int:
     unknown = set(arguments.suites) - (SUITES | GPU_SUITES).keys()
     if unknown:
         parser.error(f"no such suite: {', '.join(sorted(unknown))}")
-    outcomes: list[Outcome] = []
-    for suite in arguments.suites or SUITES:
-        print(f"\n== {suite}", flush=True)
-        outcomes.append(run_cargo(slow=arguments.all) if suite == "rust" else run_pytest(suite, slow=arguments.all))
+    outcomes = run_suites(list(dict.fromkeys(arguments.suites)) or list(SUITES), slow=arguments.all)
     print_summary(outcomes, slow=arguments.all)
     return 0 if all(outcome.ok for outcome in outcomes) else 1
 
