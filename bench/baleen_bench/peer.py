@@ -15,27 +15,46 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from baleen_bench import slice as slice7
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
 PEERS = ("vllm",)
 _SETTINGS = {
     "VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random",
+    # Kernels are compiled by the first run of each case, which is not measured, instead of all shapes at start.
+    "VLLM_DEEP_GEMM_WARMUP": "skip",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
 _TOKENS = slice7.DECODE_STEPS + 1
+_MOST_MEMORY = 0.92
+# Seconds after which a run is not repeated.
+_LONG_S = 8.0
 
 
 class PeerError(Exception):
-    """The peer could not be measured; the message is for the operator."""
+    """The peer could not be measured, or not in every case; the message is for the operator.
+
+    rows: of the cases before it failed.
+    """
+
+    def __init__(self, message: str, rows: Sequence[dict[str, Any]] = ()) -> None:
+        super().__init__(message)
+        self.rows = list(rows)
 
 
 def measure(cases: tuple[tuple[int, int], ...], *, timeout_s: float) -> list[dict[str, Any]]:
-    """Rows of the peer, one a case. PeerError if vLLM is missing, fails or takes too long."""
+    """Rows of the peer, one a case, on what this process leaves of the GPU's memory.
+
+    PeerError if vLLM is missing, fails or takes too long.
+    """
     if importlib.util.find_spec("vllm") is None:
         raise PeerError("--peer vllm: the package vllm is not installed: pip install vllm==0.26.0")
     with tempfile.TemporaryDirectory() as folder:
@@ -44,12 +63,15 @@ def measure(cases: tuple[tuple[int, int], ...], *, timeout_s: float) -> list[dic
         listed = ",".join(f"{batch}x{context}" for batch, context in cases)
         command = [sys.executable, "-m", "baleen_bench.peer", folder, listed, str(output)]
         try:
-            done = subprocess.run(command, env=os.environ | _SETTINGS, timeout=timeout_s, check=False)
+            code = subprocess.run(command, timeout=timeout_s, check=False).returncode
         except subprocess.TimeoutExpired:
-            raise PeerError(f"--peer vllm: it took more than {timeout_s:.0f} s; raise --seconds") from None
-        if done.returncode != 0:
-            raise PeerError(f"--peer vllm: its process ended with code {done.returncode}; its log is above")
-        return json.loads(output.read_text("utf-8"))
+            code = None
+        rows: list[dict[str, Any]] = json.loads(output.read_text("utf-8")) if output.exists() else []
+    if code is None:
+        raise PeerError(f"--peer vllm: it took more than {timeout_s:.0f} s; raise --seconds", rows)
+    if code != 0:
+        raise PeerError(f"--peer vllm: its process ended with code {code}; its log is above", rows)
+    return rows
 
 
 def beside(row: dict[str, Any], peer: list[dict[str, Any]]) -> dict[str, Any]:
@@ -67,9 +89,13 @@ def beside(row: dict[str, Any], peer: list[dict[str, Any]]) -> dict[str, Any]:
     return row | ratios
 
 
-def _run(folder: str, cases: list[tuple[int, int]]) -> list[dict[str, Any]]:
+def _run(folder: str, cases: list[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    """A row a case, as soon as it is measured."""
+    # vLLM prefers an installed DeepGEMM, which is the build that we need, to its own.
+    sys.modules["deep_gemm"] = None  # pyright: ignore[reportArgumentType]
     from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
 
+    started_s = time.perf_counter()
     longest = max(context for _, context in cases)
     llm = LLM(
         model=folder,
@@ -79,9 +105,11 @@ def _run(folder: str, cases: list[tuple[int, int]]) -> list[dict[str, Any]]:
         max_num_seqs=max(batch for batch, _ in cases),
         max_num_batched_tokens=slice7.CHUNK,
         enable_prefix_caching=False,
-        gpu_memory_utilization=0.92,
+        gpu_memory_utilization=_share_of_memory(),
         compilation_config={"cudagraph_capture_sizes": sorted({batch for batch, _ in cases})},
     )
+
+    print(f"vllm: ready after {time.perf_counter() - started_s:.1f} s", flush=True)
 
     def seconds(batch: int, context: int, tokens: int) -> float:
         ids = torch.randint(10, 120_000, (batch, context), generator=torch.Generator().manual_seed(1)).tolist()
@@ -92,21 +120,34 @@ def _run(folder: str, cases: list[tuple[int, int]]) -> list[dict[str, Any]]:
         llm.generate([{"prompt_token_ids": row} for row in ids], params, use_tqdm=False)
         return time.perf_counter() - started
 
-    rows: list[dict[str, Any]] = []
     for batch, context in cases:
-        seconds(batch, context, 2)  # compiles what the shapes need
-        first, all_tokens = (min(seconds(batch, context, tokens) for _ in range(2)) for tokens in (1, _TOKENS))
+        again = 1 if seconds(batch, context, 2) > _LONG_S else 2  # the first run compiles what the shapes need
+        first, all_tokens = (min(seconds(batch, context, tokens) for _ in range(again)) for tokens in (1, _TOKENS))
         step_s = (all_tokens - first) / slice7.DECODE_STEPS
         rate = batch * context / first
-        rows.append({"batch": batch, "context": context, "decode_ms": 1e3 * step_s, "prefill_tok_s": rate})
-    return rows
+        yield {"batch": batch, "context": context, "decode_ms": 1e3 * step_s, "prefill_tok_s": rate}
+
+
+def _share_of_memory() -> float:
+    """What is free, less 3 % for what it does not account for; of the GPU's memory."""
+    if not torch.cuda.is_available():
+        return _MOST_MEMORY
+    free, total = torch.cuda.mem_get_info()
+    return min(_MOST_MEMORY, free / total - 0.03)
 
 
 def main() -> None:
-    """In the process of its own: FOLDER CASES OUTPUT."""
+    """In the process of its own: FOLDER CASES OUTPUT. The file holds the cases measured so far."""
+    os.environ.update(_SETTINGS)
     folder, listed, output = sys.argv[1:]
     cases = [(int(batch), int(context)) for batch, _, context in (text.partition("x") for text in listed.split(","))]
-    Path(output).write_text(json.dumps(_run(folder, cases)), "utf-8")
+    rows: list[dict[str, Any]] = []
+    for row in _run(folder, cases):
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        so_far = Path(f"{output}.new")
+        so_far.write_text(json.dumps(rows), "utf-8")
+        so_far.replace(output)  # whole, if this process is stopped meanwhile
 
 
 if __name__ == "__main__":

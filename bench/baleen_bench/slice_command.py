@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--steady", action="store_true", help="only: cost of context, and host time hidden, in a file of its own"
     )
-    parser.add_argument("--peer", choices=peer.PEERS, help="also run this installed engine, first, for the ratios")
+    parser.add_argument("--peer", choices=peer.PEERS, help="also run this installed engine, after ours, for the ratios")
     options = parser.parse_args(arguments)
     if options.config_only is not None:
         slice7.write_config(options.config_only, slice7.SLICES[options.slice])
@@ -58,20 +58,15 @@ def main(arguments: list[str]) -> int:
         cases = tuple(_case(text) for text in options.cases.split(","))
     deadline_s = time.monotonic() + options.seconds
     rows: list[dict[str, Any]] = []
-    peers: list[dict[str, Any]] = []
     if options.peer is not None and options.slice != "v32-slice7":
         parser.error("--peer runs the whole experts of v32-slice7, not one rank's share of them")
-    if options.peer is not None:
-        try:
-            peers = peer.measure(cases, timeout_s=options.seconds)
-        except peer.PeerError as error:
-            print(f"error: {error}")
-            return 2
     for variant in options.variant or list(VARIANTS):
         for row in _variant(variant, cases, deadline_s, options):
-            rows.append(peer.beside(row, peers))
-            print(json.dumps(rows[-1]), flush=True)
+            rows.append(row)
+            print(json.dumps(row), flush=True)
             _write(options, rows)
+    if options.peer is not None and not _set_peer_beside(rows, cases, options):
+        return 2
     return 1 if any("error" in row for row in rows) else 0
 
 
@@ -80,6 +75,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fp8": {"kv_cache_dtype": "fp8_e4m3"},
     "bf16-eager": {"disable_cuda_graph": True},
 }
+
+
+def _set_peer_beside(
+    rows: list[dict[str, Any]], cases: tuple[tuple[int, int], ...], options: argparse.Namespace
+) -> bool:
+    """Measures the peer, which prints its own rows, and writes ours beside them. False, with a line, if it failed."""
+    problem = None
+    try:
+        peers = peer.measure(cases, timeout_s=options.seconds)
+    except peer.PeerError as error:
+        problem, peers = error, error.rows
+        print(f"error: {error}")
+    _write(options, [peer.beside(row, peers) for row in rows])
+    return problem is None
 
 
 def _variant(

@@ -135,17 +135,27 @@ class SteadyRows:
 def everything(built: BuiltRunner, sizes: Sequence[int]) -> dict[str, Any]:
     """Of every size, a step's time at the shortest context and the host's time hidden; and what context costs.
 
-    The latter at `BATCH` rows, or the most that are captured, over those contexts whose pages there are.
+    The latter at `BATCH` rows, or the most that are captured and fit, over those contexts whose pages there are; None
+    if that is one. Sizes whose pages there are not are named. ValueError if there are none for any.
     """
-    batch = min(BATCH, max(sizes))
-    fitting = [context for context in CONTEXTS if 1 + batch * pages_of(context) <= built.num_pages]
-    slope = over_context(built, batch, fitting)
-    decode = [{"batch": size, "context": CONTEXTS[0], "ms": step_ms(built, size, CONTEXTS[0])} for size in sizes]
+    fitting = [size for size in sizes if _fits(built, size, CONTEXTS[0])]
+    if not fitting:
+        raise ValueError(f"{min(sizes)} rows of {CONTEXTS[0]} tokens do not fit into {built.num_pages - 1} pages")
+    assert isinstance(built.runner, ModelRunner)
+    num_layers = fill_pools(built.runner)
+    decode = [{"batch": size, "context": CONTEXTS[0], "ms": step_ms(built, size, CONTEXTS[0])} for size in fitting]
+    batch = min(BATCH, max(fitting))
+    contexts = [context for context in CONTEXTS if _fits(built, batch, context)]
     return {
-        "over_context": slope,
         "decode": decode,
-        "hidden": [asdict(hidden(built, size, CONTEXTS[0])) for size in sizes],
+        "over_context": over_context(built, batch, contexts, num_layers) if len(contexts) > 1 else None,
+        "hidden": [asdict(hidden(built, size, CONTEXTS[0])) for size in fitting],
+        "without_pages": sorted(set(sizes) - set(fitting)),
     }
+
+
+def _fits(built: BuiltRunner, batch: int, context: int) -> bool:
+    return 1 + batch * pages_of(context) <= built.num_pages
 
 
 def pages_of(context: int) -> int:
@@ -164,13 +174,11 @@ def _pass_ms(built: BuiltRunner, batch: int, context: int) -> float:
     return 1e3 * rows.run()
 
 
-def over_context(built: BuiltRunner, batch: int, contexts: Sequence[int]) -> dict[str, Any]:
+def over_context(built: BuiltRunner, batch: int, contexts: Sequence[int], num_layers: int) -> dict[str, Any]:
     """Milliseconds a step at each context, the mean of some passes over all of them, and the line through them.
 
     Means of many steps, since each picks experts of its own: their number moves a step by 1 %.
     """
-    assert isinstance(built.runner, ModelRunner)
-    num_layers = fill_pools(built.runner)
     passes = [[_pass_ms(built, batch, context) for context in contexts] for _ in range(PASSES)]
     times = [statistics.fmean(of_context) for of_context in zip(*passes, strict=True)]
     line = fit(batch, contexts, times, num_layers=num_layers)

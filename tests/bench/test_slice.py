@@ -87,6 +87,23 @@ def test_a_peer_that_fails_is_an_error_with_a_sentence() -> None:
         peer.measure(((3, 64),), timeout_s=120)
 
 
+@pytest.mark.usefixtures("with_vllm")
+def test_our_rows_are_kept_when_the_peer_fails_and_its_finished_cases_are_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ours = [dataclasses.asdict(slice.Measured(batch, 64, 1000.0, 1.0, 4.0, 500.0)) for batch in (1, 3)]
+    monkeypatch.setattr(slice_command.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(slice_command, "_variant", lambda *_: ours)
+    monkeypatch.setattr(slice_command, "_header", lambda _: {})
+    out = tmp_path / "rows.json"
+    options = ["--out", str(out), "--variant", "bf16", "--cases", "1x64,3x64", "--peer", "vllm"]
+    assert slice_command.main(options) == 2
+    assert "its process ended with code 1" in capfd.readouterr().out
+    first, second = json.loads(out.read_text("utf-8"))["measurements"]
+    assert first["decode_over_peer"] == 4.0 / first["run_peer_decode_ms"]
+    assert second == ours[1]
+
+
 def test_a_peer_that_is_not_installed_is_named() -> None:
     with pytest.raises(peer.PeerError, match=r"the package vllm is not installed: pip install vllm==0\.26\.0"):
         peer.measure(((1, 64),), timeout_s=10)
