@@ -21,7 +21,7 @@ pub mod wire;
 /// Version of `baleen.worker.v1` that this gateway speaks.
 pub const PROTOCOL_VERSION: u32 = 1;
 
-/// A stream that brings nothing for this long, not even an echoed heartbeat, is taken for broken.
+/// A stream that echoes no heartbeat for this long is taken for broken, whatever else it brings.
 pub const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 
 /// A worker that has requests and computes no step for this long is taken for hung, however lively its head is.

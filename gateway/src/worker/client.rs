@@ -98,7 +98,8 @@ impl Link {
         let link = Arc::new(Self { outbox, table: Table::default(), load: Load::default(), calls });
         let progress = Progress { steps: 0, since: Instant::now() };
         let room = Room { page_tokens: info.page_size_tokens.into(), slots: info.max_running_requests };
-        let mut inbound = Inbound { frames, sequence: 0, link: link.clone(), role: info.role, room, progress };
+        let heard = tokio::time::Instant::now();
+        let mut inbound = Inbound { frames, sequence: 0, heard, link: link.clone(), role: info.role, room, progress };
         let Some(welcome) = inbound.next_frame().await?.welcome else {
             return Err(WorkerError::Refused("its first frame carries no welcome".into()));
         };
@@ -179,6 +180,9 @@ pub struct News {
 pub struct Inbound {
     frames: Streaming<wire::WorkerFrame>,
     sequence: u64,
+    /// When the worker last showed that it hears this gateway. A link may be cut in one direction only, and what such a
+    /// worker reports of itself goes on arriving.
+    heard: tokio::time::Instant,
     link: Arc<Link>,
     role: Role,
     room: Room,
@@ -241,7 +245,7 @@ impl Inbound {
 
     /// The next frame, numbered as it must be.
     async fn next_frame(&mut self) -> Result<wire::WorkerFrame, WorkerError> {
-        let message = tokio::time::timeout(SILENCE_LIMIT, self.frames.message());
+        let message = tokio::time::timeout_at(self.heard + SILENCE_LIMIT, self.frames.message());
         let frame = match message.await.map_err(|_| WorkerError::Silent)? {
             Ok(Some(frame)) => frame,
             Ok(None) => return Err(WorkerError::Broken("the worker closed it".into())),
@@ -250,6 +254,9 @@ impl Inbound {
         self.sequence += 1;
         if frame.sequence != self.sequence {
             return Err(BrokenStream::Gap { expected: self.sequence, received: frame.sequence }.into());
+        }
+        if frame.heartbeat.is_some() {
+            self.heard = tokio::time::Instant::now();
         }
         Ok(frame)
     }

@@ -19,7 +19,7 @@ pub enum WorkerError {
     Broken(String),
     #[error(transparent)]
     Stream(#[from] BrokenStream),
-    #[error("it sent nothing for {} s", SILENCE_LIMIT.as_secs())]
+    #[error("it answered no heartbeat for {} s", SILENCE_LIMIT.as_secs())]
     Silent,
     #[error("it has requests and computed no step for {} s", STALL_LIMIT.as_secs())]
     Stalled,

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -104,6 +104,8 @@ struct State {
     holds_probes: watch::Sender<bool>,
     /// What every call must show as `authorization`.
     shown_key: Mutex<Option<String>>,
+    /// Whether frames of gateways are lost on their way.
+    deaf: AtomicBool,
 }
 
 /// One stream's outgoing half.
@@ -143,6 +145,7 @@ impl FakeWorker {
             num_probes: AtomicU64::new(0),
             holds_probes: watch::Sender::new(false),
             shown_key: Mutex::default(),
+            deaf: AtomicBool::default(),
         });
         let service = WorkerServer::new(Service(state.clone())).max_decoding_message_size(64 << 20);
         let doorman = state.clone();
@@ -219,6 +222,11 @@ impl FakeWorker {
 
     pub fn set_loading(&self, loading: bool) {
         *self.state.loading.lock().unwrap() = loading;
+    }
+
+    /// Loses what gateways send on open streams, as a link does that is cut in one direction.
+    pub fn set_deaf(&self, deaf: bool) {
+        self.state.deaf.store(deaf, Ordering::Relaxed);
     }
 
     /// Sends a frame on every open stream.
@@ -399,6 +407,9 @@ impl Worker for Service {
                 let Ok(Some(frame)) = frame else { break };
                 assert_eq!(frame.sequence, expected, "the gateway's frames are numbered without gaps");
                 expected += 1;
+                if state.deaf.load(Ordering::Relaxed) {
+                    continue;
+                }
                 receive(&state, &stream, frame);
             }
             closed.send_replace(true);

@@ -1,5 +1,7 @@
 //! Several workers, and workers that do not fit.
 
+use std::time::Duration;
+
 use baleen_gateway::worker::key::WorkerKey;
 use baleen_gateway::worker::pool::Condition;
 use baleen_gateway::worker::wire;
@@ -51,6 +53,27 @@ async fn the_loss_of_one_worker_leaves_the_other() {
     for _ in 0..4 {
         gateway.ask(CHAT, &hello(&json!({}))).await;
     }
+}
+
+#[tokio::test]
+async fn a_worker_that_reports_but_no_longer_hears_is_given_up() {
+    let worker = FakeWorker::start(|_| say("Yes.")).await;
+    let gateway = Gateway::start(&worker).await;
+    worker.set_deaf(true);
+    let report = wire::WorkerFrame { load: Some(wire::LoadReport::default()), ..Default::default() };
+    let reports = async {
+        loop {
+            worker.broadcast(&report);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::select! {
+        () = reports => unreachable!(),
+        _ = worker.next_matching(|seen| *seen == Seen::StreamEnded) => {}
+    }
+    worker.set_deaf(false);
+    gateway.until("it is back", |app| app.pool.ready().len() == 1).await;
+    gateway.ask(CHAT, &hello(&json!({}))).await;
 }
 
 #[tokio::test]
