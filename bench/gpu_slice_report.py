@@ -1,6 +1,6 @@
 """Files what `python -m baleen_bench slice7` measured: bench/results/<gpu>/slice7.json, of all variants, and its plots.
 
-With --steady, what `slice7 --steady` measured: context.json and its plot.
+With --steady, what `slice7 --steady` measured: context.json and its plot, or a rank's <slice>.json.
 
 python bench/gpu_slice_report.py MEASURED.json …, one file a variant, of one run. The page beside is written by hand.
 python bench/gpu_slice_report.py --steady MEASURED.json
@@ -28,6 +28,8 @@ def main() -> int:
     folder = RESULTS / re.sub(r"[^a-z0-9]+", "-", documents[0]["hardware"]["gpu"].lower()).strip("-")
     folder.mkdir(parents=True, exist_ok=True)
     if is_steady:
+        if documents[0]["benchmark"] != "v32-slice7":
+            return file_rank(documents[0], folder / f"{documents[0]['benchmark']}.json")
         return file_steady(documents[0], folder / "context.json")
     rows = [row for document in documents for row in document["measurements"] if "error" not in row]
     path = folder / "slice7.json"
@@ -61,6 +63,16 @@ def file_steady(document: dict[str, Any], path: Path) -> int:
     return 0
 
 
+def file_rank(document: dict[str, Any], path: Path) -> int:
+    """A step of one rank, in batches of its own."""
+    name = document["benchmark"]
+    limited = [row for row in document["decode"] if "bar_ms" in row]
+    bars = [_bar(f"{name} batch {row['batch']}, 4K", row["ms"], row["bar_ms"], "ms/step") for row in limited]
+    path.write_text(json.dumps(document | {"bars": bars}, indent=1) + "\n", "utf-8")
+    print(path)
+    return 0
+
+
 def bars_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The bars of the bfloat16 variant as the table in bench/README.md reads them. A least rate is a longest time."""
     bars: list[dict[str, Any]] = []
@@ -90,7 +102,7 @@ def decode_plot(rows: list[dict[str, Any]]) -> Plot:
         f"Baleen, {variant} keys": [(row["batch"], row["decode_ms"]) for row in at_4k if row["variant"] == variant]
         for variant in dict.fromkeys(row["variant"] for row in rows)
     }
-    for label, name in (("peer", "peer_decode_ms"), ("bar", "bar_decode_ms")):
+    for label, name in (("peer", _of_peer("decode_ms", rows)), ("bar", "bar_decode_ms")):
         series[label] = [(row["batch"], row[name]) for row in at_4k if row["variant"] == "bf16" and name in row]
     return Plot("Decode of v32-slice7 at 4K", "rows", "ms a step", series, log_x=True)
 
@@ -102,9 +114,14 @@ def prefill_plot(rows: list[dict[str, Any]]) -> Plot:
         f"Baleen, {variant} keys": [(row["context"], row["prefill_tok_s"]) for row in wide if row["variant"] == variant]
         for variant in dict.fromkeys(row["variant"] for row in rows)
     }
-    for label, name in (("peer", "peer_prefill_tok_s"), ("bar", "bar_prefill_tok_s")):
-        series[label] = [(row["context"], row[name]) for row in wide if row["variant"] == "bf16"]
+    for label, name in (("peer", _of_peer("prefill_tok_s", rows)), ("bar", "bar_prefill_tok_s")):
+        series[label] = [(row["context"], row[name]) for row in wide if row["variant"] == "bf16" and name in row]
     return Plot("Prefill of v32-slice7, 16 prompts", "tokens of a prompt", "tokens/s", series, log_x=True)
+
+
+def _of_peer(name: str, rows: list[dict[str, Any]]) -> str:
+    """The peer's figures of the same run, if it was measured with ours; else those of another."""
+    return f"run_peer_{name}" if any(f"run_peer_{name}" in row for row in rows) else f"peer_{name}"
 
 
 if __name__ == "__main__":

@@ -85,8 +85,7 @@ class SteadyRows:
         per_row = pages_of(context)
         if 1 + batch * per_row > built.num_pages:
             raise ValueError(f"{batch} rows of {context} tokens need {batch * per_row} pages, of {built.num_pages - 1}")
-        order = (1 + torch.randperm(built.num_pages - 1, generator=torch.Generator().manual_seed(0))).tolist()
-        self._pages = [order[row * per_row : (row + 1) * per_row] for row in range(batch)]
+        self._pages = [past + own for past, own in _spread(batch, context // PAGE, built.num_pages)]
         params = SamplingParams(max_tokens=4 * STEPS, seed=0, temperature=0.0)
         self._admissions = [Admission(slot, params) for slot in range(batch)]
         self._step = 0
@@ -158,8 +157,20 @@ def _fits(built: BuiltRunner, batch: int, context: int) -> bool:
     return 1 + batch * pages_of(context) <= built.num_pages
 
 
+def _spread(batch: int, past: int, num_pages: int) -> list[tuple[list[int], list[int]]]:
+    """Of each row, pages of its past and of the steps that are measured, at random.
+
+    Experts are picked by the slot of a token. So the latter are the same pages whatever the past: steps at two contexts
+    pick the same experts, and differ by nothing but the context.
+    """
+    order = (1 + torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(0))).tolist()
+    steps = pages_of(0)
+    pasts = order[batch * steps :]
+    return [(pasts[row * past : (row + 1) * past], order[row * steps : (row + 1) * steps]) for row in range(batch)]
+
+
 def pages_of(context: int) -> int:
-    """Of one row, with the steps that are measured."""
+    """Of one row, with the steps that are measured; `context`: whole pages."""
     return -(-(context + 4 * STEPS) // PAGE)
 
 

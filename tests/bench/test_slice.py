@@ -56,6 +56,16 @@ def test_the_cost_of_context_is_that_of_61_layers() -> None:
     assert line.r_squared == pytest.approx(1.0)
 
 
+def test_steps_at_every_context_pick_the_same_experts_since_their_pages_are_the_same() -> None:
+    short, long = (steady._spread(32, context // 64, 5000) for context in (4096, 8192))
+    assert [steps for _, steps in short] == [steps for _, steps in long]
+    for rows, context in ((short, 4096), (long, 8192)):
+        pages = [page for past, steps in rows for page in past + steps]
+        assert len(set(pages)) == len(pages) == 32 * steady.pages_of(context)
+        assert min(pages) > 0
+        assert max(pages) < 5000
+
+
 def test_idle_time_is_that_behind_the_last_kernel_of_each_step() -> None:
     spans = [timeline.Span(name, start, 2.0, 0) for name, start in (("a", 0), ("_keep", 3), ("a", 12), ("_keep", 14))]
     assert timeline.gaps_after([*spans, timeline.Span("a", 17.0, 1.0, 0)], "_keep") == [7.0, 1.0]
