@@ -22,6 +22,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -129,14 +130,27 @@ def plot_of(samples: Sequence[Sample]) -> Plot:
     return Plot("Memory under saturation", "minutes", "resident memory, MiB", series)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--warm-up-minutes", type=float, default=5.0)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--end-within", type=float, metavar="SECONDS", help="cut the soak short to end by then")
-    parser.add_argument("--device", choices=RUNNER_FLAGS, default="none", help="none: the fake runner (default)")
-    arguments = parser.parse_args()
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a soak has shown. `own`: the worker's counters; `freed`: pages that its cache gave back at the end."""
+
+    crowd: Crowd
+    before: Sample
+    after: Sample
+    samples: list[Sample]
+    loads: list[dict[str, float]]
+    metrics: dict[str, float]
+    own: dict[str, float]
+    freed: int
+
+    @property
+    def waiting(self) -> list[float]:
+        """Requests that waited for their turn, a number a sample. At the first, nobody has asked yet."""
+        return [load["baleen_worker_waiting_requests"] for load in self.loads[1:]]
+
+
+def measure(arguments: argparse.Namespace) -> Seen:
+    """One soak of a stack that is started and ended here."""
     began_s = time.monotonic()
     port, asks_model = free_port(), arguments.device != "none"
     num_clients = NUM_CLIENTS[arguments.device]
@@ -161,44 +175,62 @@ def main() -> None:
         freed = httpx.post(f"{gateway.url}/flush_cache").raise_for_status().json()["freed_pages"]
         time.sleep(2)
         after = sample(gateway, time.monotonic())
-    waiting = [load["baleen_worker_waiting_requests"] for load in loads[1:]]  # at the first, nobody has asked yet
+    return Seen(crowd, before, after, samples, loads, metrics, own, freed)
+
+
+def bars_of(seen: Seen, arguments: argparse.Namespace) -> list[Bar]:
+    """What a soak is held to."""
+    before, after, tally = seen.before, seen.after, seen.crowd.tally
     more_threads = sum(after["threads"].values()) - sum(before["threads"].values())
-    total = slope_mib_per_hour(samples, None)
     bars = [
-        Bar("wrong answers", len(crowd.tally.wrong), 0, "answers"),
-        Bar("pages held by requests at the end", metrics["baleen_worker_used_kv_pages"], 0, "pages"),
-        Bar("pages lost to the cache at the end", own["baleen_worker_cached_pages"] - freed, 0, "pages"),
-        Bar("requests in flight at the end", metrics["baleen_active_requests"], 0, "requests"),
+        Bar("wrong answers", len(tally.wrong), 0, "answers"),
+        Bar("pages held by requests at the end", seen.metrics["baleen_worker_used_kv_pages"], 0, "pages"),
+        Bar("pages lost to the cache at the end", seen.own["baleen_worker_cached_pages"] - seen.freed, 0, "pages"),
+        Bar("requests in flight at the end", seen.metrics["baleen_active_requests"], 0, "requests"),
         Bar("file descriptors more than before", after["fds"] - before["fds"], 0, "descriptors"),
         Bar("threads more than before", more_threads, 0, "threads"),
-        Bar("samples in which nobody waited", sum(not count for count in waiting), 0, "samples"),
+        Bar("samples in which nobody waited", sum(not count for count in seen.waiting), 0, "samples"),
     ]
-    if asks_model:
-        missed = crowd.tally.missed / max(crowd.tally.done["plain"], 1)
+    if arguments.device != "none":
+        missed = tally.missed / max(tally.done["plain"], 1)
         bars.append(Bar("questions that the model missed", round(missed, 4), MISSED_LIMIT, "of all"))
     if arguments.minutes >= SLOPE_FROM_MINUTES:
+        total = slope_mib_per_hour(seen.samples, None)
         bars.append(Bar("growth of memory, second half", round(total, 2), SLOPE_LIMIT_MIB_H, "MiB/h"))
-    write(
-        "soak",
-        {
-            "seconds": round(samples[-1]["minutes"] * 60),
-            "requests": dict(crowd.tally.done),
-            "checked_tokens": crowd.tally.tokens,
-            "wrong": crowd.tally.wrong[:10],
-            "missed": crowd.tally.missed,
-            "mean_waiting_requests": round(sum(waiting) / len(waiting), 1),
-            "worker": {name: own[name] for name in sorted(own) if name.startswith("baleen_worker_")},
-            "flushed_pages": freed,
-            "before": before,
-            "after": after,
-            "rss_slope_mib_per_hour": {
-                name: round(slope_mib_per_hour(samples, name), 2) for name in sorted(samples[-1]["rss_mib"])
-            },
-            "samples": samples[:: int(60 / SAMPLE_S)],
+    return bars
+
+
+def facts_of(seen: Seen) -> dict[str, Any]:
+    """What is written down beside the bars."""
+    samples, waiting, tally = seen.samples, seen.waiting, seen.crowd.tally
+    return {
+        "seconds": round(samples[-1]["minutes"] * 60),
+        "requests": dict(tally.done),
+        "checked_tokens": tally.tokens,
+        "wrong": tally.wrong[:10],
+        "missed": tally.missed,
+        "mean_waiting_requests": round(sum(waiting) / len(waiting), 1),
+        "worker": {name: seen.own[name] for name in sorted(seen.own) if name.startswith("baleen_worker_")},
+        "flushed_pages": seen.freed,
+        "before": seen.before,
+        "after": seen.after,
+        "rss_slope_mib_per_hour": {
+            name: round(slope_mib_per_hour(samples, name), 2) for name in sorted(samples[-1]["rss_mib"])
         },
-        bars,
-        plot_of(samples),
-    )
+        "samples": samples[:: int(60 / SAMPLE_S)],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--warm-up-minutes", type=float, default=5.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--end-within", type=float, metavar="SECONDS", help="cut the soak short to end by then")
+    parser.add_argument("--device", choices=RUNNER_FLAGS, default="none", help="none: the fake runner (default)")
+    arguments = parser.parse_args()
+    seen = measure(arguments)
+    write("soak", facts_of(seen), bars_of(seen, arguments), plot_of(seen.samples))
 
 
 if __name__ == "__main__":
