@@ -111,6 +111,8 @@ class Fetcher:
     async def _fetch(self, key: Key, receiving: _Receiving, delay_s: float) -> None:
         """One connection of a leg, from its making to its end."""
         await asyncio.sleep(delay_s)
+        if receiving.copies:  # of the connection before: they must not come after what is read over this one
+            await asyncio.wait(receiving.copies)
         leg = receiving.leg
         try:
             reason = await self._talk(key, receiving)

@@ -108,6 +108,35 @@ def test_a_leg_is_over_when_nothing_is_copied_any_more(prefill: End, decode: End
     assert decode.transfer.counters.num_pages_received == 0
 
 
+def test_what_comes_over_a_connection_is_not_overwritten_by_a_copy_that_was_begun_before(prefill: End) -> None:
+    """The connection breaks in the middle of a copy, and memory is not lent again."""
+    decode = End(DECODE, listens=False, how="lent", backend=Backend.AUTO)
+    key = begin(prefill, decode, [1, 2])
+    copies, go_on, done = threading.Event(), threading.Event(), threading.Event()
+
+    def hold(theirs: object, pages: Sequence[int], ours: Sequence[int]) -> None:
+        del theirs, pages
+        copies.set()
+        assert go_on.wait(20)
+        for page in ours:
+            memory(decode).spoil(page, bytes([99]) * 1000)
+        done.set()
+
+    memory(decode).copy_in = hold
+    decode.transfer.give([Receive(key, 0, [40, 41])])
+    assert copies.wait(20)
+    sides: list[Any] = [prefill.transfer, decode.transfer]
+    borrower = sides[1]._fetcher._borrower
+    borrower._refusals.update(borrower._loans)
+    [sending] = sides[0]._server._sending.values()
+    sides[0]._station.post(sending.connection.shut)
+    threading.Timer(0.5, go_on.set).start()  # long after the pages could have come another way
+    decode.wait_for(key, Arrived)
+    assert done.wait(20)
+    assert [memory(decode).pages[page][0] for page in (40, 41)] == [1, 2]
+    decode.close()
+
+
 def test_the_end_of_a_peer_ends_the_leg_and_the_mapping(decode: End) -> None:
     prefill = End(PREFILL, listens=True, how="lent")
     hand_over(prefill, decode)
