@@ -116,7 +116,7 @@ proto: $(DEPENDENCIES) ## regenerate the Python code of the contract
 
 lock: $(DEPENDENCIES) ## resolve the newest dependencies into requirements.lock
 	env -u UV_FIND_LINKS $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras \
-		--no-annotate --no-header --no-emit-package baleen-kernels --no-emit-package torch \
+		--no-annotate --no-header --no-emit-package baleen-kernels --no-emit-package torch --no-emit-package nixl-cu13 \
 		--constraint constraints.txt pyproject.toml --output-file .venv/requirements.lock
 	@{ echo '# Every Python dependency but PyTorch and what only its CUDA build needs. Made by `make lock`.'; \
 		grep -Ev '^(cuda|nvidia|triton)\b' .venv/requirements.lock; } > requirements.lock

@@ -45,7 +45,7 @@ class DisaggregationConfig:
     `prefills`: it computes prompts, and serves their pages on `port` of `host` (0: any); else it generates answers.
     `advertised`: host:port at which decode workers reach that port, where it is another one.
     `key_file` holds what both halves know and nobody else; None: only this host can connect.
-    `backend`: how pages travel.
+    `backend`: how pages travel. `devices`: cards and networks that NIXL may use.
     `progress_s`: how long a silent peer is waited for; `lease_s`: how long pages are held for one.
     """
 
@@ -57,6 +57,7 @@ class DisaggregationConfig:
     lease_s: float = 30.0
     advertised: str | None = None
     backend: Backend = Backend.TCP
+    devices: str = "lo"
 
 
 @dataclass(frozen=True, slots=True)

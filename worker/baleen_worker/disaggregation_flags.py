@@ -18,13 +18,11 @@ if TYPE_CHECKING:
 KEY_FLAG = "--disaggregation-key-file"
 _MODES = ("null", "prefill", "decode")
 _BACKENDS = tuple(backend.value for backend in Backend)
-# Libraries that read a peer's memory, and why none of them does so here: docs/adr/0028.
-_UNSAFE = {
-    "nixl": "without a card for it, bytes of a read that was given up are written later, into pages that are another's",
-    "mooncake": "nothing ends a read that was given up, and its listeners are open to everybody",
-}
+# Libraries that are refused, and why: docs/adr/0028.
+_REFUSED = {"mooncake": "its listeners are open to everybody, whatever address it is given"}
 _OF_BOTH = (
     "disaggregation_transfer_backend",
+    "disaggregation_ib_device",
     "disaggregation_key_file",
     "disaggregation_progress_s",
     "disaggregation_lease_s",
@@ -43,10 +41,16 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--disaggregation-transfer-backend",
-        choices=(*_BACKENDS, *_UNSAFE),
+        choices=(*_BACKENDS, *_REFUSED),
         metavar="{" + ",".join(_BACKENDS) + "}",
-        help="how pages travel: over tcp (default), or by cuda_ipc from one GPU to another of this host; "
-        "auto: by cuda_ipc where that is possible",
+        help="how pages travel: over tcp (default), or by cuda_ipc from one GPU to another of this host, "
+        "or by nixl (pip install nixl-cu13==1.5.1); auto: by cuda_ipc where that is possible",
+    )
+    add(
+        "--disaggregation-ib-device",
+        metavar="NAMES",
+        help="cards or networks that nixl may use, separated by commas, such as mlx5_0 or eth0: it asks for no key "
+        "there, so whoever reaches them must be trusted (default lo, this host)",
     )
     add(
         "--disaggregation-bootstrap-port",
@@ -106,6 +110,7 @@ def chosen(values: dict[str, Any]) -> DisaggregationConfig | None:
         "lease_s": values["disaggregation_lease_s"],
         "advertised": values["disaggregation_advertise_address"],
         "backend": _backend(values),
+        "devices": _devices(values),
     }
     given = {name: value for name, value in given.items() if value is not None}
     return DisaggregationConfig(prefills=mode == "prefill", host=host, key_file=key_file, **given)
@@ -113,14 +118,26 @@ def chosen(values: dict[str, Any]) -> DisaggregationConfig | None:
 
 def _backend(values: dict[str, Any]) -> Backend | None:
     name = values["disaggregation_transfer_backend"]
-    if name in _UNSAFE:
-        raise ConfigError(f"--disaggregation-transfer-backend {name} is refused: {_UNSAFE[name]}. Name tcp or cuda_ipc")
+    if name in _REFUSED:
+        raise ConfigError(f"--disaggregation-transfer-backend {name} is refused: {_REFUSED[name]}. Name tcp or nixl")
     if name == Backend.CUDA_IPC.value and (values["runner"] == "fake" or values["device"] == "cpu"):
         raise ConfigError(
             "--disaggregation-transfer-backend cuda_ipc moves pages between GPUs, and this worker's are in host "
             "memory: name tcp, or auto"
         )
     return None if name is None else Backend(name)
+
+
+def _devices(values: dict[str, Any]) -> str | None:
+    names: str | None = values["disaggregation_ib_device"]
+    if names is not None and values["disaggregation_transfer_backend"] != Backend.NIXL.value:
+        raise ConfigError(
+            "--disaggregation-ib-device has no effect without --disaggregation-transfer-backend nixl: add that, or "
+            "leave it out"
+        )
+    if names is not None and not all(name.strip() for name in names.split(",")):
+        raise ConfigError(f"--disaggregation-ib-device {names!r} has an empty name in it: separate names by one comma")
+    return names
 
 
 def _refuse_idle(values: dict[str, Any], mode: str) -> None:

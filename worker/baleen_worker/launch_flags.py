@@ -121,7 +121,6 @@ LAUNCH_FLAGS: tuple[LaunchFlag, ...] = (
     _no_switch("--speculative-use-rejection-sampling", _SPECULATIVE),
     *_refuse(
         _DISAGGREGATION,
-        "--disaggregation-ib-device",
         "--disaggregation-decode-extra-slots",
         "--disaggregation-decode-polling-interval",
         "--num-reserved-decode-tokens",

@@ -31,7 +31,8 @@ from baleen_worker.keys import read_key
 from baleen_worker.messages import Fatal, Loading, Ready
 from baleen_worker.scheduler import Scheduler, SchedulerLimits
 from baleen_worker.transfer.actions import Timers
-from baleen_worker.transfer.lending import Backend, LoanError, Reading
+from baleen_worker.transfer.couriers import Couriers
+from baleen_worker.transfer.lending import Backend, Lender, LoanError, Reading
 from baleen_worker.transfer.tcp import TcpTransfer
 from baleen_worker.transfer.wire import Identity
 from baleen_worker.waiting import Policy
@@ -200,10 +201,8 @@ def _reading(config: DisaggregationConfig, store: PageStore) -> Reading:
     """How pages of other workers are read, and whether theirs may be read here."""
     if config.backend is Backend.TCP:
         return Reading()
-    from baleen_worker.transfer.cuda_ipc import CudaIpc
-
     try:
-        return Reading(config.backend, CudaIpc(store))
+        return Reading(config.backend, _lender(config, store))
     except LoanError as error:
         if config.backend is not Backend.AUTO:
             raise ValueError(
@@ -211,6 +210,17 @@ def _reading(config: DisaggregationConfig, store: PageStore) -> Reading:
             ) from None
         logger.info("pages travel over TCP: %s", error)
         return Reading(config.backend)
+
+
+def _lender(config: DisaggregationConfig, store: PageStore) -> Lender | Couriers:
+    """What a backend needs is looked for when that backend is asked for. Raises LoanError."""
+    if config.backend is Backend.NIXL:
+        couriers = Couriers(config.devices)
+        couriers.try_out()
+        return couriers
+    from baleen_worker.transfer.cuda_ipc import CudaIpc
+
+    return CudaIpc(store)
 
 
 def _grammar_room(assignment: Assignment) -> GrammarRoom:

@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, TypeVar
 from baleen_worker.cache.pages import SINK_PAGE
 from baleen_worker.transfer import wire
 from baleen_worker.transfer.actions import ProtocolError
+from baleen_worker.transfer.couriers import Couriers
 from baleen_worker.transfer.handshake import introduce, reach
 from baleen_worker.transfer.lending import Backend, LoanError, Reading, host_name
-from baleen_worker.transfer.messages import Lend, Lent, Refused
+from baleen_worker.transfer.messages import FromPrefill, Lend, Lent, Refused
+from baleen_worker.transfer.staged import StagedLoan, lend_staged, staging_bytes
 from baleen_worker.transfer.wire import StrangerError
 
 if TYPE_CHECKING:
     from baleen_worker.transfer.connection import Connection
-    from baleen_worker.transfer.lending import Borrowed
+    from baleen_worker.transfer.lending import Borrowed, Loan
     from baleen_worker.transfer.orders import Peer
     from baleen_worker.transfer.station import Station
 
@@ -37,8 +39,8 @@ _TOUCH_S = 0.03
 _MAX_REFUSALS = 256
 
 
-class Loan:
-    """One peer's memory, while its connection lasts."""
+class MappedLoan:
+    """The `Loan` of memory that is read where it is."""
 
     def __init__(self, station: Station, waiter: ThreadPoolExecutor, borrowed: Borrowed) -> None:
         assert station.device is not None, "memory is borrowed for pages in host memory"
@@ -67,10 +69,7 @@ class Loan:
             self._num_users -= 1
 
     def fill(self, theirs: Sequence[int], ours: Sequence[int]) -> asyncio.Future[list[int]]:
-        """Starts to fill own pages; their digests come with its end, or LoanError.
-
-        Raises LoanError, and ConnectionError once the loan is over.
-        """
+        """See `Loan`."""
         if not 0 <= min(theirs) <= max(theirs) < self._borrowed.num_pages:
             raise LoanError("it announces pages that its memory does not have")
         if self._is_over:
@@ -79,8 +78,12 @@ class Loan:
             wait = self._borrowed.fill(theirs, ours)
         return self._waited_for(wait)
 
+    def hear(self, message: FromPrefill) -> None:
+        """See `Loan`."""
+        raise ProtocolError(f"it sends a {type(message).__name__} where it lends")
+
     def end(self) -> None:
-        """Nothing is copied any more, but what is under way."""
+        """See `Loan`."""
         self._is_over = True
         self._waiter.submit(self._borrowed.close)
 
@@ -123,6 +126,11 @@ class Borrower:
         self._refusals: set[Peer] = set()  # whose pages come over TCP instead
         self._waiter = ThreadPoolExecutor(1, "transfer-copies")
 
+    @property
+    def start_s(self) -> float:
+        """That it may take until a peer lends."""
+        return 0.0 if self._reading.lender is None else self._reading.lender.start_s
+
     async def loan(self, peer: Peer) -> Loan | None:
         """The peer's memory; None where its pages come over connections.
 
@@ -156,7 +164,7 @@ class Borrower:
         try:
             await introduce(self._station, connection, peer)
             for _ in range(_MAX_SAMPLES):
-                lent = await _ask(connection)
+                lent = await _ask(connection, Lend(sample_only=True))
                 if await loan.fill([SINK_PAGE], [SINK_PAGE]) == [lent.sample]:
                     return
             raise ProtocolError("pages come damaged")
@@ -169,41 +177,61 @@ class Borrower:
 
     async def _keep(self, peer: Peer, told: asyncio.Future[Loan]) -> None:
         """One loan, from its asking to its end."""
-        loan = connection = None
         try:
-            async with asyncio.timeout(self._station.timers.progress_s):
-                connection = await reach(self._station, peer)
-                await introduce(self._station, connection, peer)
-                lent = await _ask(connection)
-            loan = await self._borrow(lent)
-            told.set_result(loan)
-            await connection.receive(wire.MAX_GREETING_BYTES)
-            self._station.complain(connection, "it speaks where it lends")
+            async with contextlib.AsyncExitStack() as held:
+                connection, loan = await self._begin(peer, held)
+                told.set_result(loan)
+                while True:
+                    loan.hear(wire.decode_from_prefill(await connection.receive(wire.MAX_GREETING_BYTES)))
         except (LoanError, StrangerError, ProtocolError, OSError, EOFError, TimeoutError) as error:
             if not told.done():
                 told.set_exception(error)
                 told.exception()  # nobody may be left who waits for it
+            elif isinstance(error, StrangerError | ProtocolError):
+                self._station.complain(None, str(error))
         finally:
             if self._loans.get(peer) is told:
                 del self._loans[peer]
-            if loan is not None:
-                loan.end()
-            if connection is not None:
-                connection.socket.close()
 
-    async def _borrow(self, lent: Lent) -> Loan:
-        lender = self._reading.lender
+    async def _begin(self, peer: Peer, held: contextlib.AsyncExitStack) -> tuple[Connection, Loan]:
+        """Asks a peer for its memory. What the loan needs ends with `held`, after the loan."""
+        station, lender = self._station, self._reading.lender
         assert lender is not None, "nothing can be borrowed without a lender"
+        courier = None
+        if isinstance(lender, Couriers):
+            courier = await held.enter_async_context(lender.employ(staging_bytes(station)))
+        async with asyncio.timeout(self.start_s + station.timers.progress_s):
+            connection = await reach(station, peer)
+            held.callback(connection.socket.close)
+            await introduce(station, connection, peer)
+            lent = await _ask(connection, Lend())
+            if courier is not None:
+                await courier.ready()
         if lent.backend != lender.kind.value:
             raise LoanError(f"it lends its memory by {lent.backend}, not {lender.kind.value}")
+        if courier is not None:
+            loan = StagedLoan(station, courier, connection, lent.memory)
+            await loan.reach()
+            writer = station.spawn(connection.write_queued())
+            held.callback(writer.cancel)
+            held.enter_context(courier.watched(loan.end))
+        else:
+            loan = await self._map(lent)
+        held.callback(loan.end)
+        return connection, loan
+
+    async def _map(self, lent: Lent) -> MappedLoan:
+        lender = self._reading.lender
+        assert lender is not None, "memory cannot be mapped without a lender"
+        assert not isinstance(lender, Couriers), "what couriers bring is not mapped"
         if lent.host != host_name():
             raise LoanError("it runs on another host, whose memory cannot be mapped here")
         borrowed = await self._station.loop.run_in_executor(self._waiter, lender.borrow, lent.memory)
-        return Loan(self._station, self._waiter, borrowed)
+        return MappedLoan(self._station, self._waiter, borrowed)
 
 
-async def _ask(connection: Connection) -> Lent:
-    await connection.write(wire.encode(Lend()))
+async def _ask(connection: Connection, asked: Lend) -> Lent:
+    await connection.write(wire.encode(asked))
     try:
         heard = wire.decode_from_prefill(await connection.receive(wire.MAX_FRAME_BYTES))
     except EOFError:
@@ -215,20 +243,26 @@ async def _ask(connection: Connection) -> Lent:
     return heard
 
 
-async def lend(station: Station, reading: Reading, connection: Connection) -> None:
+async def lend(station: Station, reading: Reading, connection: Connection, *, sample_only: bool) -> None:
     """The prefill side, to a peer that has asked: the memory, each time it asks, until it is gone.
 
     Raises EOFError then, ProtocolError, OSError, StrangerError.
     """
+    lender, refusal = reading.lender, _REFUSAL
+    if isinstance(lender, Couriers) and not sample_only:
+        try:
+            await lend_staged(station, lender, connection)
+        except LoanError as error:
+            lender, refusal = None, str(error)
     while True:
-        if reading.lender is None:
-            await connection.write(wire.encode(Refused(_REFUSAL)))
+        if lender is None:
+            await connection.write(wire.encode(Refused(refusal)))
         else:
             [sample] = station.digests([SINK_PAGE])
-            lent = Lent(reading.lender.kind.value, host_name(), reading.lender.lend(), sample)
-            await connection.write(wire.encode(lent))
+            memory = b"" if isinstance(lender, Couriers) else lender.lend()
+            await connection.write(wire.encode(Lent(lender.kind.value, host_name(), memory, sample)))
         if not isinstance(wire.decode_from_decode(await connection.receive(wire.MAX_GREETING_BYTES)), Lend):
             raise ProtocolError("it speaks where it borrows")
 
 
-_REFUSAL = "it does not lend its memory: start it with --disaggregation-transfer-backend cuda_ipc or auto"
+_REFUSAL = "it does not lend its memory: start it with the same --disaggregation-transfer-backend, or auto for cuda_ipc"

@@ -41,6 +41,7 @@ class CudaIpc:
     """The `Lender` of a rank whose pools are on a GPU. Raises LoanError where they are not."""
 
     kind = Backend.CUDA_IPC
+    start_s = 0.0
 
     def __init__(self, store: PageStore) -> None:
         """Handles are made at once, so that it is known from the start when memory cannot be lent."""

@@ -25,8 +25,9 @@ from baleen_worker.transfer.wire import StrangerError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from baleen_worker.transfer.borrowing import Borrower, Loan
+    from baleen_worker.transfer.borrowing import Borrower
     from baleen_worker.transfer.connection import Connection
+    from baleen_worker.transfer.lending import Loan
     from baleen_worker.transfer.orders import Expect, Receive
     from baleen_worker.transfer.station import Station
 

@@ -1,20 +1,27 @@
-"""Ways for a decode worker to read a prefill worker's pages where they are, without the latter's doing.
+"""Ways for a decode worker to take a prefill worker's pages past the connections of legs.
 
 The prefill side lends its memory once to a peer that it has greeted; the decode side borrows it, copies pages out of it
 into its own, and then asks what they were worth (`Took`). Who may and when is not decided here. Owns no memory and no
-thread; `cuda_ipc.py` is one way, tests have another.
+thread. Pages are read where they are (`cuda_ipc.py`, and another way of tests) or staged and fetched (`staged.py`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from baleen_worker.step import Region
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from baleen_worker.transfer.couriers import Couriers
+    from baleen_worker.transfer.messages import FromPrefill
 
 
 class Backend(enum.Enum):
@@ -22,6 +29,7 @@ class Backend(enum.Enum):
 
     TCP = "tcp"
     CUDA_IPC = "cuda_ipc"
+    NIXL = "nixl"
     AUTO = "auto"
 
 
@@ -54,6 +62,7 @@ class Lender(Protocol):
     """One rank's memory, and how it reads that of others."""
 
     kind: Backend
+    start_s: float  # that a peer may take until it lends
 
     def lend(self) -> bytes:
         """What a peer needs in order to borrow; the same for every peer. Raises LoanError."""
@@ -64,12 +73,37 @@ class Lender(Protocol):
         ...
 
 
+class Loan(Protocol):
+    """One peer's memory, while its connection lasts."""
+
+    pages_per_read: int
+
+    def used(self) -> AbstractContextManager[None]:
+        """Within, somebody may copy at any moment."""
+        ...
+
+    def fill(self, theirs: Sequence[int], ours: Sequence[int]) -> asyncio.Future[list[int]]:
+        """Starts to fill own pages; their digests come with its end, or LoanError, or ConnectionError.
+
+        Raises LoanError, and ConnectionError once the loan is over.
+        """
+        ...
+
+    def hear(self, message: FromPrefill) -> None:
+        """The peer has said something on the loan's connection. Raises ProtocolError."""
+        ...
+
+    def end(self) -> None:
+        """Nothing is copied any more, but what is under way."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """How a rank's pages are read: `lender` is there unless the backend is TCP, and not always then for AUTO."""
 
     backend: Backend = Backend.TCP
-    lender: Lender | None = None
+    lender: Lender | Couriers | None = None
 
 
 def check_regions(own: Sequence[Region], theirs: Sequence[Region]) -> None:

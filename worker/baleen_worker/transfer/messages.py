@@ -59,7 +59,12 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
 
 
 class Lend(msgspec.Struct, frozen=True, array_like=True, tag="lend"):
-    """In place of `Want`: the memory that pages are in, to be read from there. May be asked again."""
+    """In place of `Want`: the memory that pages are in, to be read from there. May be asked again.
+
+    `sample_only`: the memory has been lent already, on another connection.
+    """
+
+    sample_only: bool = False
 
 
 class Read(msgspec.Struct, frozen=True, array_like=True, tag="read"):
@@ -76,6 +81,13 @@ class Took(msgspec.Struct, frozen=True, array_like=True, tag="took"):
     first: int
     pages: list[int]
     generations: list[int]
+
+
+class Gather(msgspec.Struct, frozen=True, array_like=True, tag="gather"):
+    """On a loan's connection: copy these pages into a slot of the staging memory that was lent."""
+
+    slot: int
+    pages: list[int]
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
@@ -180,13 +192,19 @@ class Lent(msgspec.Struct, frozen=True, array_like=True, tag="lent"):
     sample: int
 
 
+class Gathered(msgspec.Struct, frozen=True, array_like=True, tag="gathered"):
+    """Answer to `Gather`: the slot may be read, until the peer has it filled again."""
+
+    slot: int
+
+
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     """The leg cannot be had; the connection ends."""
 
     reason: str
 
 
-FromDecode = Response | Want | Sample | Lend | Read | Took | Ack | Alive
+FromDecode = Response | Want | Sample | Lend | Read | Took | Gather | Ack | Alive
 FromPrefill = (
     Challenge
     | Welcome
@@ -201,5 +219,6 @@ FromPrefill = (
     | Released
     | Sampled
     | Lent
+    | Gathered
     | Refused
 )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 async def probe(station: Station, borrower: Borrower, order: Probe) -> None:
-    """One trial from the decode side; ends with news, after `progress_s` at the latest."""
+    """One trial from the decode side; ends with news."""
     began_s = time.monotonic()
     failure = None
     try:
@@ -40,6 +40,7 @@ async def probe(station: Station, borrower: Borrower, order: Probe) -> None:
                 await _take_sample(station, connection)
             finally:
                 connection.socket.close()
+        async with asyncio.timeout(station.timers.progress_s + borrower.start_s):
             await borrower.probe(order.peer)
     except (StrangerError, ProtocolError, LoanError) as error:
         failure = str(error)

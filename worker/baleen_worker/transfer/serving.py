@@ -151,8 +151,8 @@ class Server:
                     await self._serve_leg((request_id, attempt), connection, copies=copies)
                 case Sample():
                     await serve_sample(self._station, connection)
-                case Lend():
-                    await lend(self._station, self._reading, connection)
+                case Lend(sample_only):
+                    await lend(self._station, self._reading, connection, sample_only=sample_only)
                 case _:
                     raise ProtocolError("it does not say what it wants")
         except (StrangerError, ProtocolError, ConnectionAbortedError) as error:

@@ -64,9 +64,10 @@ class Station:
         self.counters = Counters()
         # Of pages on a device; None where hashing their bytes on the host is what there is.
         self.device = store.device
-        staged = max(_STAGED_BYTES // store.page_bytes, 1)
-        self.pages_per_read = max(_READ_BYTES // store.page_bytes, 1) if store.views([SINK_PAGE]) else staged
-        self.buffers = Buffers(staged * store.page_bytes)
+        self.staged_pages = max(_STAGED_BYTES // store.page_bytes, 1)
+        in_place = max(_READ_BYTES // store.page_bytes, 1)
+        self.pages_per_read = in_place if store.views([SINK_PAGE]) else self.staged_pages
+        self.buffers = Buffers(self.staged_pages * store.page_bytes)
         self.loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._complaints: set[str] = set()

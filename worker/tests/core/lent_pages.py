@@ -25,7 +25,7 @@ class SharedPages:
     index = 0
     max_pages = 16
     kind = Backend.CUDA_IPC
-    only_here = True
+    start_s = 0.0
 
     def __init__(self) -> None:
         self._memory = SharedMemory(create=True, size=NUM_PAGES * self.page_bytes)

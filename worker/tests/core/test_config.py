@@ -98,7 +98,7 @@ def test_backends_of_sparse_attention_have_the_names_that_users_know(backend: st
         ("--disaggregation-transfer-backend", "ucx", "invalid choice"),
         ("--disaggregation-transfer-backend", "tcp", "without --disaggregation-mode prefill or decode"),
         ("--disaggregation-bootstrap-port", "8998", "without --disaggregation-mode prefill"),
-        ("--disaggregation-ib-device", "mlx5_0", "over tcp"),
+        ("--disaggregation-ib-device", "mlx5_0", "without --disaggregation-mode prefill or decode"),
         ("--quantization", "fp8", "config.json"),
         ("--tool-call-parser", "deepseekv32", "gateway"),
         ("--chat-template", "x.jinja", "gateway"),
@@ -136,14 +136,24 @@ def test_a_worker_of_one_half(tmp_path: Path) -> None:
 
 def test_pages_travel_as_the_operator_says(tmp_path: Path) -> None:
     half = [str(tmp_path), "--disaggregation-mode", "decode", "--disaggregation-transfer-backend"]
-    for name in ("tcp", "cuda_ipc", "auto"):
+    for name in ("tcp", "cuda_ipc", "nixl", "auto"):
         config = parse([*half, name]).worker.disaggregation
         assert config is not None
         assert config.backend is Backend(name)
-    assert "nixl is refused" in refusal(*half, "nixl")
-    assert "mooncake is refused" in refusal(*half, "mooncake")
     for elsewhere in (["--device", "cpu"], ["--runner", "fake"]):
         assert "cuda_ipc moves pages between GPUs" in refusal(*half, "cuda_ipc", *elsewhere)
+    assert "mooncake is refused" in refusal(*half, "mooncake")
+
+
+def test_networks_that_ask_for_no_key_are_named(tmp_path: Path) -> None:
+    half = [str(tmp_path), "--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "nixl"]
+    alone, named = parse(half).worker.disaggregation, parse([*half, "--disaggregation-ib-device", "mlx5_0,eth0"])
+    assert alone is not None
+    assert alone.devices == "lo"
+    assert named.worker.disaggregation is not None
+    assert named.worker.disaggregation.devices == "mlx5_0,eth0"
+    assert "empty name" in refusal(*half, "--disaggregation-ib-device", "eth0,")
+    assert "without --disaggregation-transfer-backend nixl" in refusal(*half[:-2], "--disaggregation-ib-device", "eth0")
 
 
 def test_pages_are_served_beyond_this_host_to_those_who_know_a_secret_alone(tmp_path: Path) -> None:

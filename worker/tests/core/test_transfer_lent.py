@@ -156,7 +156,7 @@ def test_who_does_not_lend_is_refused_or_read_over_tcp(decode: End) -> None:
     key = new_key()
     offer(prefill, key, [1, 2])
     expect(prefill, decode, key, 2)
-    assert "start it with --disaggregation-transfer-backend cuda_ipc" in failure(decode, key)
+    assert "start it with the same --disaggregation-transfer-backend" in failure(decode, key)
     assert "does not lend" in (decode.probe(prefill.transfer.address or "") or "")
     either = End(DECODE, listens=False, how="lent", backend=Backend.AUTO)
     hand_over(prefill, either)

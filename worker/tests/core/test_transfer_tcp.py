@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import pytest
@@ -196,10 +196,17 @@ def _close_forgers() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
         _forgers.pop().close()
 
 
+class Rank(Protocol):
+    """Whoever has a transfer."""
+
+    @property
+    def transfer(self) -> TcpTransfer: ...
+
+
 class Forger:
     """A peer that speaks the protocol as it likes."""
 
-    def __init__(self, prefill: End, identity: Identity = DECODE) -> None:
+    def __init__(self, prefill: Rank, identity: Identity = DECODE) -> None:
         assert prefill.transfer.address is not None
         host, _, port = prefill.transfer.address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=20)
