@@ -31,7 +31,7 @@ def main() -> int:
 def bar_of(row: dict[str, Any]) -> dict[str, Any]:
     """The bar of a measurement as the table in bench/README.md reads it: at most so many microseconds."""
     _, limit, unit = row["bar"].split()
-    what, measured = f"{row['op']} {row['shape']}", row["us"]
+    what, measured = f"{row['op']} by {row['backend']}, {row['shape']}", row["us"]
     if unit != "us":  # a least rate is a longest time
         limit = row["us"] * row["tb_s" if unit == "TB/s" else "tflops"] / float(limit)
     return {"what": what, "measured": measured, "limit": round(float(limit), 2), "unit": "us", "met": row["met"]}
