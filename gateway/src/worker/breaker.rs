@@ -1,12 +1,14 @@
 //! Sets a worker aside that fails one request after another, and lets it prove itself again.
 //!
 //! Pure: time comes in as an argument. Only failures of the worker itself are told here; what a client did wrong and
-//! what a full queue refused says nothing about it.
+//! what a full queue refused says nothing about it. One event may fail many requests at once, and counts once.
 
 use std::time::{Duration, Instant};
 
 /// Failures in a row after which a worker is set aside.
 const MAX_FAILURES_IN_A_ROW: u32 = 5;
+/// Peers that get no pages within so long after one that was counted may all miss them because of the same connection.
+const BURST: Duration = Duration::from_secs(1);
 /// How long it is set aside the first time; the n-th time takes n times as long.
 const PAUSE: Duration = Duration::from_secs(30);
 const MAX_PAUSE: Duration = Duration::from_secs(300);
@@ -17,6 +19,10 @@ const PROBE_PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Breaker {
     failures_in_a_row: u32,
+    /// When the last of them was counted that a peer told.
+    told_at: Option<Instant>,
+    /// The stream whose end was counted last.
+    lost_stream: Option<u64>,
     num_pauses: u32,
     /// Set while the worker is set aside, and until a probe has come back well.
     paused_until: Option<Instant>,
@@ -41,7 +47,7 @@ impl Breaker {
 
     /// A request came to its end there.
     pub fn succeeded(&mut self) {
-        *self = Self::default();
+        *self = Self { lost_stream: self.lost_stream, ..Self::default() };
     }
 
     /// The worker failed a request that another worker might have served.
@@ -50,6 +56,21 @@ impl Breaker {
         let was_probed = self.probe_since.take().is_some();
         if was_probed || (self.paused_until.is_none() && self.failures_in_a_row >= MAX_FAILURES_IN_A_ROW) {
             self.trip(now);
+        }
+    }
+
+    /// A peer did not get a prompt's pages from the worker.
+    pub fn failed_peer(&mut self, now: Instant) {
+        if self.probe_since.is_some() || self.told_at.is_none_or(|at| now >= at + BURST) {
+            self.told_at = Some(now);
+            self.failed(now);
+        }
+    }
+
+    /// A request was lost with this stream to the worker, as others that hear of it sooner or later.
+    pub fn lost(&mut self, stream: u64, now: Instant) {
+        if self.lost_stream.replace(stream) != Some(stream) {
+            self.failed(now);
         }
     }
 
@@ -86,6 +107,33 @@ mod tests {
         breaker.succeeded();
         (0..4).for_each(|_| breaker.failed(now));
         assert!(breaker.allows(now));
+    }
+
+    #[test]
+    fn the_end_of_a_stream_counts_once_however_many_requests_it_had() {
+        let now = Instant::now();
+        let mut breaker = Breaker::default();
+        for stream in 0..4 {
+            (0..100).for_each(|_| breaker.lost(stream, now));
+            assert!(breaker.allows(now), "stream {stream}");
+        }
+        breaker.lost(4, now);
+        assert!(!breaker.allows(now), "five streams in a row have");
+        let mut breaker = Breaker::default();
+        breaker.lost(7, now);
+        breaker.succeeded();
+        (0..100).for_each(|_| breaker.lost(7, now + PAUSE));
+        assert_eq!(breaker.failures_in_a_row, 0, "slow clients hear of it when the worker is back at work");
+    }
+
+    #[test]
+    fn peers_that_miss_pages_at_once_count_once() {
+        let now = Instant::now();
+        let mut breaker = failing(3, now);
+        (0..100).for_each(|count| breaker.failed_peer(now + BURST * count / 101));
+        assert!(breaker.allows(now + BURST));
+        breaker.failed_peer(now + BURST);
+        assert!(!breaker.allows(now + BURST));
     }
 
     #[test]

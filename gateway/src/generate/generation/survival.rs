@@ -67,8 +67,11 @@ impl Generation {
         let Some(mut placement) = choice.placement.take() else { return Err(failure) };
         let of_prefill = is_prefill_leg || failure.kind == FailureKind::PeerFailed;
         let blamed = placement.prefill_worker.as_ref().filter(|_| of_prefill).unwrap_or(&placement.worker).clone();
-        if matches!(failure.kind, FailureKind::Lost | FailureKind::PeerFailed | FailureKind::Internal) {
-            blamed.breaker().failed(now);
+        match failure.kind {
+            FailureKind::Lost => blamed.breaker().lost(blamed.connection, now),
+            FailureKind::PeerFailed => blamed.breaker().failed_peer(now),
+            FailureKind::Internal => blamed.breaker().failed(now),
+            _ => {}
         }
         let others_resume =
             || self.survival.keeps_tokens && (blamed.info.has_feature(RESUME) || self.generator.can_resume());
