@@ -14,6 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use self::limits::ReplayLimits;
 use self::needs::needs;
 use self::place::Search;
+use self::trials::Trials;
 use crate::chat::constraint::Constraint;
 use crate::chat::output::OutputOptions;
 use crate::openai::{GenerationSpec, SamplingSpec};
@@ -33,6 +34,7 @@ mod needs;
 mod pace;
 mod place;
 mod retained;
+mod trials;
 
 pub use generation::{Choice, Finish, Generation, Progress};
 
@@ -126,6 +128,7 @@ pub struct Generator {
     metrics: Arc<Metrics>,
     router: Router,
     limits: Arc<ReplayLimits>,
+    trials: Arc<Trials>,
     in_progress: Mutex<HashMap<u128, Weak<Mailbox>>>,
 }
 
@@ -133,7 +136,14 @@ impl Generator {
     #[must_use]
     pub fn new(pool: Arc<Pool>, policies: Policies, metrics: Arc<Metrics>) -> Arc<Self> {
         let router = Router::new(policies, pool.prefixes.clone());
-        Arc::new(Self { pool, metrics, router, limits: Arc::default(), in_progress: Mutex::default() })
+        Arc::new(Self {
+            pool,
+            metrics,
+            router,
+            limits: Arc::default(),
+            trials: Arc::default(),
+            in_progress: Mutex::default(),
+        })
     }
 
     /// Submits every choice of `spec` to one worker, or to one pair, that has all it takes. `arrived` is when the

@@ -22,8 +22,8 @@ const MAX_DEATHS_IN_COMPANY: u32 = 3;
 const MAX_DEATHS: u32 = 6;
 /// Tries in a row without a token, those that a worker turned down included.
 const MAX_TRIES_IN_VAIN: u32 = 4;
-/// How long a suspect rests before its trial.
-const REST: Duration = Duration::from_secs(1);
+/// How long a suspect rests before its trial, and what was taken back from a worker before that is thought survived.
+pub(super) const REST: Duration = Duration::from_secs(1);
 
 /// The tries of one choice so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -114,7 +114,8 @@ impl Attempts {
             FailureKind::Lost | FailureKind::PeerFailed => {
                 self.deaths += 1;
                 self.deaths_in_vain += u32::from(num_tokens == self.num_tokens);
-                self.died_in_trial = in_trial && kind == FailureKind::Lost;
+                // A peer may hear of a death before the gateway does: the rest tells, and a living one acquits.
+                self.died_in_trial = in_trial;
                 self.rests_until = Some(now + REST);
             }
             FailureKind::Unavailable => {}
@@ -165,7 +166,10 @@ mod tests {
         assert!(attempts.is_suspect());
         let (mut by_peer, mut by_chance, mut in_trial) = (attempts, attempts, attempts);
         let trial = Failed { in_trial: true, ..IN_VAIN };
-        assert_eq!(fail(&mut by_peer, Failed { kind: FailureKind::PeerFailed, ..trial }), Verdict::Fail);
+        let given_up = Failed { kind: FailureKind::PeerFailed, ..IN_VAIN };
+        assert_eq!(fail(&mut by_peer.clone(), given_up), Verdict::Fail);
+        assert_eq!(fail(&mut by_peer, Failed { in_trial: true, ..given_up }), Verdict::Retry);
+        assert!(by_peer.is_condemned(), "unless that worker turns out to live");
         assert_eq!(fail(&mut by_chance, IN_VAIN), Verdict::Retry, "it died beside others");
         assert!(!by_chance.is_condemned());
         assert_eq!(fail(&mut by_chance, IN_VAIN), Verdict::Fail);

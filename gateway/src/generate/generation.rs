@@ -10,10 +10,10 @@ use std::time::Instant;
 
 use self::survival::Survival;
 use super::attempts::Attempts;
-use super::limits::{ReplayLimits, ReplayPlace, Trial};
+use super::limits::{ReplayLimits, ReplayPlace};
 use super::needs::Need;
 use super::pace::Pace;
-use super::place::{Life, Placement};
+use super::place::{Hearing, Life, Placement};
 use super::retained::Retained;
 use super::{Enforced, GenerateError, GenerateSpec, Generator};
 use crate::chat::output::{Delta, OutputFold};
@@ -62,9 +62,9 @@ pub struct Choice {
     retained: Option<Retained>,
     /// Held until the first token after a replay.
     replay: Option<ReplayPlace>,
-    /// Held likewise by one under which a worker died.
-    trial: Option<Trial>,
-    /// The worker that died so, unless it turns out to live.
+    /// Held likewise by one under which a worker died, from when workers are kept free for it.
+    hearing: Option<Hearing>,
+    /// The worker that died so, or was given up by its peer in a trial, unless it turns out to live.
     mourned: Option<Life>,
     /// Prompt scores that came already, and how many of them a repeated prompt brings once more.
     num_prompt_scores: usize,
@@ -121,7 +121,7 @@ impl Generation {
             attempts: Attempts::default(),
             retained: None,
             replay: None,
-            trial: None,
+            hearing: None,
             mourned: None,
             num_prompt_scores: 0,
             num_repeated_scores: 0,
@@ -274,8 +274,11 @@ impl Generation {
                 self.generator.metrics.ttft.record((now - self.arrived).as_secs_f64());
                 self.saw_token = true;
             }
+            if let Some(ticket) = choice.placement.as_ref().and_then(|placement| placement.prefill_ticket.as_ref()) {
+                ticket.note_survived();
+            }
             choice.pace.note(taken, now, &self.generator.metrics);
-            choice.keep_tokens(&tokens[..taken as usize], self.survival.keeps_tokens());
+            choice.keep_tokens(&tokens[..taken as usize], self.survival.keeps_tokens(), now);
         }
         if choice.finish.is_some() {
             if let Some(retained) = &choice.retained {
@@ -360,9 +363,11 @@ impl Choice {
     }
 
     /// Keeps tokens for a worker that may have to take over. Where none could, or memory is short, what is kept goes.
-    fn keep_tokens(&mut self, token_ids: &[u32], may_resume: bool) {
+    fn keep_tokens(&mut self, token_ids: &[u32], may_resume: bool, now: Instant) {
         self.replay = None;
-        self.trial = None;
+        if let Some(hearing) = self.hearing.take() {
+            hearing.trial.end_well(now);
+        }
         if self.retained.as_mut().is_some_and(|retained| !may_resume || !retained.keep(token_ids)) {
             self.retained = None;
         }
@@ -394,6 +399,6 @@ impl Choice {
         }
         self.retained = None;
         self.replay = None;
-        self.trial = None;
+        self.hearing = None;
     }
 }

@@ -1,8 +1,8 @@
 //! What retries and replays may cost all requests together: a share of the traffic, places, memory, and workers.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::place::Life;
@@ -30,12 +30,6 @@ pub(super) struct ReplayLimits {
     replays: AtomicUsize,
     retained_bytes: AtomicU64,
     deaths: Mutex<Deaths>,
-    /// Workers on which a suspect is tried.
-    trials: Mutex<Vec<(Life, Arc<AtomicBool>)>>,
-    /// As many as there are: looked at by every request, and nearly always 0.
-    num_trials: AtomicUsize,
-    /// Held while a suspect is given a worker.
-    placing_suspect: Mutex<()>,
     /// Prompts in `deaths`: looked at by every request, and nearly always 0.
     num_suspects: AtomicUsize,
 }
@@ -84,39 +78,6 @@ impl ReplayLimits {
         let take = |count: usize| (count < MAX_REPLAYS).then_some(count + 1);
         self.replays.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
         Some(ReplayPlace { limits: self.clone() })
-    }
-
-    /// Workers that no other suspect may be given, nor newcomers where there are others: the next death must name the
-    /// right one.
-    pub(super) fn trials(&self) -> Vec<Life> {
-        if self.num_trials.load(Ordering::Relaxed) == 0 {
-            return Vec::new();
-        }
-        let trials = self.trials.lock().unwrap_or_else(PoisonError::into_inner);
-        trials.iter().map(|(worker, _)| *worker).collect()
-    }
-
-    /// Somebody who is no suspect was given this worker.
-    pub(super) fn spoil_trials(&self, worker: Life) {
-        let trials = self.trials.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_worker = trials.iter().filter(|(other, _)| *other == worker);
-        of_worker.for_each(|(_, is_spoilt)| is_spoilt.store(true, Ordering::Relaxed));
-    }
-
-    /// To be held from a look at `trials` to `begin_trial`: two suspects on two threads would both find room for one, and
-    /// leave no worker to newcomers.
-    pub(super) fn one_suspect_at_a_time(&self) -> MutexGuard<'_, ()> {
-        self.placing_suspect.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A suspect is tried on these workers.
-    pub(super) fn begin_trial(self: &Arc<Self>, workers: Vec<Life>) -> Trial {
-        let is_spoilt = Arc::new(AtomicBool::new(false));
-        let mut trials = self.trials.lock().unwrap_or_else(PoisonError::into_inner);
-        trials.extend(workers.iter().map(|worker| (*worker, is_spoilt.clone())));
-        self.num_trials.store(trials.len(), Ordering::Relaxed);
-        drop(trials);
-        Trial { limits: self.clone(), is_spoilt }
     }
 
     /// Takes memory; false where there is not as much left.
@@ -206,28 +167,6 @@ impl Drop for ReplayPlace {
     }
 }
 
-/// Held by a suspect from its next try to its next token.
-#[derive(Debug)]
-pub(super) struct Trial {
-    limits: Arc<ReplayLimits>,
-    is_spoilt: Arc<AtomicBool>,
-}
-
-impl Trial {
-    /// Whether it tells nothing, because newcomers were given its workers.
-    pub(super) fn is_spoilt(&self) -> bool {
-        self.is_spoilt.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for Trial {
-    fn drop(&mut self) {
-        let mut trials = self.limits.trials.lock().unwrap_or_else(PoisonError::into_inner);
-        trials.retain(|(_, of_trial)| !Arc::ptr_eq(of_trial, &self.is_spoilt));
-        self.limits.num_trials.store(trials.len(), Ordering::Relaxed);
-    }
-}
-
 /// Retries of the present window and the one before it, against the requests of both. Pure.
 #[derive(Clone, Copy, Debug, Default)]
 struct RetryBudget {
@@ -310,19 +249,6 @@ mod tests {
         assert_eq!(poison, [3], "it was tried apart from the others");
         limits.retract_death(3, (0, 6));
         assert!(!limits.is_poison(|| 3, now), "the worker lives");
-    }
-
-    #[test]
-    fn a_trial_is_spoilt_by_a_newcomer_at_one_of_its_workers() {
-        let limits = Arc::new(ReplayLimits::default());
-        let (one, other) = (limits.begin_trial(vec![(0, 1), (2, 1)]), limits.begin_trial(vec![(1, 1)]));
-        assert_eq!(limits.trials(), [(0, 1), (2, 1), (1, 1)]);
-        limits.spoil_trials((2, 1));
-        assert!(one.is_spoilt() && !other.is_spoilt());
-        drop(one);
-        assert_eq!(limits.trials(), [(1, 1)]);
-        drop(other);
-        assert!(limits.trials().is_empty());
     }
 
     #[test]

@@ -6,7 +6,9 @@ use std::time::Instant;
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::attempts::REST;
 use super::needs::{self, Need};
+use super::trials::{self, Trial};
 use super::{GenerateError, Generator};
 use crate::route::cost::CostModel;
 use crate::route::load::WorkerLoad;
@@ -48,9 +50,51 @@ pub(super) struct Placement {
     pub prefill_ticket: Option<Ticket>,
 }
 
+impl Placement {
+    fn lives(&self) -> impl Iterator<Item = Life> {
+        std::iter::once(&self.worker).chain(&self.prefill_worker).map(|worker| life(worker))
+    }
+}
+
 /// This life of a worker.
 pub(super) fn life(worker: &ReadyWorker) -> Life {
     (worker.number, worker.info.boot_epoch)
+}
+
+/// The workers that are to have a request.
+#[derive(Debug)]
+struct Chosen {
+    /// Whose tokens are read.
+    worker: Arc<ReadyWorker>,
+    prefill_worker: Option<Arc<ReadyWorker>>,
+    /// What the prompt is expected to cost there, microseconds.
+    prefill_us: f64,
+}
+
+impl Chosen {
+    fn workers(&self) -> impl Iterator<Item = &Arc<ReadyWorker>> {
+        std::iter::once(&self.worker).chain(&self.prefill_worker)
+    }
+
+    fn lives(&self) -> Vec<Life> {
+        self.workers().map(|worker| life(worker)).collect()
+    }
+}
+
+/// A suspect's trial, and the workers that are kept free for it.
+#[derive(Debug)]
+pub(super) struct Hearing {
+    pub trial: Trial,
+    chosen: Chosen,
+}
+
+/// What came of a suspect's wish to be tried.
+pub(super) enum Heard {
+    Placed(Placement),
+    /// Its workers are not free yet.
+    Waits,
+    /// There is no worker for it.
+    Nowhere,
 }
 
 impl Generator {
@@ -59,12 +103,25 @@ impl Generator {
     /// # Errors
     /// No worker is ready, or none of them can do all that is asked for.
     pub(super) fn place(&self, search: &Search<'_>, mailbox: &Arc<Mailbox>) -> Result<Vec<Placement>, GenerateError> {
+        let mut lost = Vec::new();
+        loop {
+            let chosen = self.choose(search, &lost)?;
+            match submit(search.submissions, &chosen, mailbox) {
+                Ok(placements) => return Ok(placements),
+                Err(life) => lost.push(life),
+            }
+        }
+    }
+
+    /// Where the router says, but at none of the workers that are `lost`.
+    fn choose(&self, search: &Search<'_>, lost: &[Life]) -> Result<Chosen, GenerateError> {
         let ready = self.pool.ready();
         let resumes = search.submissions.iter().any(|submission| !submission.resumed_token_ids.is_empty());
         let can = |worker: &&ReadyWorker| {
             search.needs.iter().all(|need| need.is_met_by(&worker.info))
                 && (!resumes || worker.info.has_feature(RESUME))
                 && !search.avoided.contains(&life(worker))
+                && !lost.contains(&life(worker))
         };
         let able: Vec<ReadyWorker> = ready.iter().filter(can).cloned().collect();
         if let (true, Some(need)) = (able.is_empty(), needs::unmet(search.needs, &ready)) {
@@ -72,89 +129,95 @@ impl Generator {
         }
         // Those that are set aside too where the others have no way to serve it.
         in_good_standing(&able)
-            .and_then(|others| self.place_among(search, others, mailbox))
-            .or_else(|| self.place_among(search, able, mailbox))
+            .and_then(|others| self.choose_among(search, others))
+            .or_else(|| self.choose_among(search, able))
             .ok_or_else(|| GenerateError::NoWorker(self.why_not_ready()))
     }
 
-    fn place_among(
-        &self,
-        search: &Search<'_>,
-        mut able: Vec<ReadyWorker>,
-        mailbox: &Arc<Mailbox>,
-    ) -> Option<Vec<Placement>> {
+    fn choose_among(&self, search: &Search<'_>, mut able: Vec<ReadyWorker>) -> Option<Chosen> {
         let is_disaggregated = able.iter().any(|worker| worker.info.role != Role::Unified);
         if is_disaggregated && search.only_scores() {
             // Nothing is decoded: the prompt's scores come from the worker that computes it.
             able.retain(|worker| worker.info.role == Role::Prefill);
         }
-        match is_disaggregated && !search.only_scores() {
-            true => self.place_on_pair(search, &mut able, mailbox),
-            false => self.place_on_one(search, &mut able, mailbox),
+        let request = route_request(search.submissions, &able)?;
+        let candidates = |workers: &[ReadyWorker]| workers.iter().map(candidate).collect::<Vec<_>>();
+        if !is_disaggregated || search.only_scores() {
+            let choice = self.router.choose(&request, &candidates(&able))?;
+            let worker = Arc::new(able.swap_remove(choice.index));
+            return Some(Chosen { worker, prefill_worker: None, prefill_us: choice.prefill_us });
         }
+        let of =
+            |role| -> Vec<ReadyWorker> { able.iter().filter(|worker| worker.info.role == role).cloned().collect() };
+        let (mut prefills, mut decodes) = (of(Role::Prefill), of(Role::Decode));
+        let closed = self.pool.closed_pairs();
+        let choice = self.router.choose_pair(&request, &candidates(&prefills), &candidates(&decodes), &closed)?;
+        Some(Chosen {
+            worker: Arc::new(decodes.swap_remove(choice.decode)),
+            prefill_worker: Some(Arc::new(prefills.swap_remove(choice.prefill))),
+            prefill_us: choice.prefill_us,
+        })
     }
 
-    fn place_on_one(
+    /// Submits what nobody suspects: away from workers on which suspects are tried, where there are others.
+    ///
+    /// # Errors
+    /// As `place`.
+    pub(super) fn place_newcomer(
         &self,
         search: &Search<'_>,
-        workers: &mut Vec<ReadyWorker>,
         mailbox: &Arc<Mailbox>,
-    ) -> Option<Vec<Placement>> {
-        loop {
-            let request = route_request(search.submissions, workers)?;
-            let candidates: Vec<Candidate> = workers.iter().map(candidate).collect();
-            let choice = self.router.choose(&request, &candidates)?;
-            let worker = Arc::new(workers.swap_remove(choice.index));
-            let tickets = worker.link.submit(search.submissions, &Part::Whole, choice.prefill_us, mailbox);
-            if let Some(tickets) = tickets {
-                worker.breaker().submitted(Instant::now());
-                let placement = |ticket| Placement {
-                    worker: worker.clone(),
-                    _ticket: ticket,
-                    prefill_worker: None,
-                    prefill_ticket: None,
-                };
-                return Some(tickets.into_iter().map(placement).collect());
-            }
-        }
+    ) -> Result<Vec<Placement>, GenerateError> {
+        let away_from = |taken: &[Life]| match taken {
+            [] => self.place(search, mailbox),
+            taken => self.place(&Search { avoided: &[search.avoided, taken].concat(), ..*search }, mailbox),
+        };
+        self.trials.place_newcomer(Instant::now(), away_from, |placements| {
+            placements.iter().flat_map(Placement::lives).collect()
+        })
     }
 
-    /// Both legs are submitted at once: the decode worker makes room while the prompt is computed.
-    fn place_on_pair(
+    /// Takes workers for a suspect, at none of which another one is tried, and submits to them once they have survived
+    /// all that was there before it.
+    pub(super) fn hear(
         &self,
         search: &Search<'_>,
-        workers: &mut Vec<ReadyWorker>,
+        hearing: &mut Option<Hearing>,
         mailbox: &Arc<Mailbox>,
-    ) -> Option<Vec<Placement>> {
-        loop {
-            let of = |role| -> Vec<ReadyWorker> {
-                workers.iter().filter(|worker| worker.info.role == role).cloned().collect()
+        now: Instant,
+    ) -> Heard {
+        hearing.take_if(|hearing| !hearing.chosen.workers().all(|worker| self.is_ready(worker)));
+        if hearing.is_none() {
+            let Some((trial, chosen)) = self.trials.take(now, |taken, kept| self.choose_free(search, taken, kept))
+            else {
+                return if self.trials.are_open(now) { Heard::Waits } else { Heard::Nowhere };
             };
-            let (prefills, decodes) = (of(Role::Prefill), of(Role::Decode));
-            let request = route_request(search.submissions, workers)?;
-            let candidates = |workers: &[ReadyWorker]| workers.iter().map(candidate).collect::<Vec<_>>();
-            let closed = self.pool.closed_pairs();
-            let choice = self.router.choose_pair(&request, &candidates(&prefills), &candidates(&decodes), &closed)?;
-            let (prefill, decode) = (Arc::new(prefills[choice.prefill].clone()), &decodes[choice.decode]);
-            let decode = Arc::new(decode.clone());
-            let legs = submit_pair(search.submissions, &prefill, &decode, choice.prefill_us, mailbox);
-            let (prefill_tickets, decode_tickets) = match legs {
-                Ok(legs) => legs,
-                Err(lost) => {
-                    workers.retain(|worker| life(worker) != lost);
-                    continue;
-                }
-            };
-            prefill.breaker().submitted(Instant::now());
-            decode.breaker().submitted(Instant::now());
-            let placement = |(prefill_ticket, ticket)| Placement {
-                worker: decode.clone(),
-                _ticket: ticket,
-                prefill_worker: Some(prefill.clone()),
-                prefill_ticket: Some(prefill_ticket),
-            };
-            return Some(prefill_tickets.into_iter().zip(decode_tickets).map(placement).collect());
+            *hearing = Some(Hearing { trial, chosen });
         }
+        let Some(Hearing { trial, chosen }) = hearing else { return Heard::Waits };
+        let have_survived = chosen.workers().all(|worker| worker.link.has_survived_all(REST));
+        if !trial.may_begin(have_survived, now) {
+            return Heard::Waits;
+        }
+        let placement = submit(search.submissions, chosen, mailbox).ok().and_then(|mut placements| placements.pop());
+        if placement.is_none() {
+            *hearing = None;
+        }
+        placement.map_or(Heard::Waits, Heard::Placed)
+    }
+
+    /// Workers on which nobody is tried: those that are kept for suspects, or else rather such as have not failed the
+    /// request, and never the last free one.
+    fn choose_free(&self, search: &Search<'_>, taken: &[Life], kept: &[Life]) -> Option<(Chosen, Vec<Life>)> {
+        let ready = self.pool.ready();
+        let away_from = |avoided: &[Life]| self.choose(&Search { avoided, ..*search }, &[]).ok();
+        let others = || ready.iter().map(life).filter(|worker| !kept.contains(worker)).collect::<Vec<_>>();
+        let at_kept = (!kept.is_empty()).then(|| away_from(&others())).flatten();
+        let has_room = || trials::have_room(ready.iter().map(|worker| (worker.info.role, life(worker))), taken);
+        let elsewhere = || away_from(&[search.avoided, taken].concat()).or_else(|| away_from(taken));
+        let chosen = at_kept.or_else(|| has_room().then(elsewhere).flatten())?;
+        let lives = chosen.lives();
+        Some((chosen, lives))
     }
 
     /// Says that no ready worker meets a need. One that is not ready perhaps does.
@@ -174,46 +237,14 @@ impl Generator {
         self.pool.has_closed_pairs() || self.pool.slots().iter().any(|slot| may_come(slot.condition()))
     }
 
-    /// Submits what nobody suspects: away from workers on which suspects are tried, where there are others.
-    ///
-    /// # Errors
-    /// As `place`.
-    pub(super) fn place_newcomer(
-        &self,
-        search: &Search<'_>,
-        mailbox: &Arc<Mailbox>,
-    ) -> Result<Vec<Placement>, GenerateError> {
-        let trials = self.limits.trials();
-        if trials.is_empty() {
-            return self.place(search, mailbox);
-        }
-        if let Ok(placed) = self.place(&Search { avoided: &trials, ..*search }, mailbox) {
-            return Ok(placed);
-        }
-        let placed = self.place(search, mailbox)?;
-        placed.iter().for_each(|placement| self.spoil_trials(placement));
-        Ok(placed)
-    }
-
-    /// A death at these workers says nothing of a suspect any more.
-    pub(super) fn spoil_trials(&self, placement: &Placement) {
-        let workers = std::iter::once(&placement.worker).chain(&placement.prefill_worker);
-        workers.for_each(|worker| self.limits.spoil_trials(life(worker)));
-    }
-
-    /// Whether one more trial leaves workers of each role to everybody else.
-    pub(super) fn has_room_for_trial(&self, trials: &[Life]) -> bool {
-        let ready = self.pool.ready();
-        [Role::Unified, Role::Prefill, Role::Decode].into_iter().all(|role| {
-            let of_role = ready.iter().filter(|worker| worker.info.role == role);
-            let num_free = of_role.clone().filter(|worker| !trials.contains(&life(worker))).count();
-            num_free != 1 || of_role.count() == 1
-        })
-    }
-
     /// Whether this life of a worker goes on, as far as is known.
     pub(super) fn is_alive(&self, worker: Life) -> bool {
         self.pool.ready().iter().any(|ready| life(ready) == worker)
+    }
+
+    /// Whether a worker takes requests over the same stream as when it was chosen.
+    fn is_ready(&self, worker: &ReadyWorker) -> bool {
+        self.pool.ready().iter().any(|ready| ready.connection == worker.connection)
     }
 
     /// Whether a worker that is ready can go on after tokens that another one gave.
@@ -222,7 +253,30 @@ impl Generator {
     }
 }
 
-/// The tickets of both legs, or the life of the worker whose stream has ended.
+/// A placement for each submission, or the life of the worker whose stream has ended.
+fn submit(submissions: &[Submission], chosen: &Chosen, mailbox: &Arc<Mailbox>) -> Result<Vec<Placement>, Life> {
+    let Chosen { worker, prefill_worker, prefill_us } = chosen;
+    let (prefill_tickets, tickets) = match prefill_worker {
+        Some(prefill) => submit_pair(submissions, prefill, worker, *prefill_us, mailbox)?,
+        None => {
+            let tickets = worker.link.submit(submissions, &Part::Whole, *prefill_us, mailbox);
+            (Vec::new(), tickets.ok_or_else(|| life(worker))?)
+        }
+    };
+    let now = Instant::now();
+    chosen.workers().for_each(|worker| worker.breaker().submitted(now));
+    let mut prefill_tickets = prefill_tickets.into_iter();
+    let placement = |ticket| Placement {
+        worker: worker.clone(),
+        _ticket: ticket,
+        prefill_worker: prefill_worker.clone(),
+        prefill_ticket: prefill_tickets.next(),
+    };
+    Ok(tickets.into_iter().map(placement).collect())
+}
+
+/// The tickets of both legs, or the life of the worker whose stream has ended. Both are submitted at once: the decode
+/// worker makes room while the prompt is computed.
 fn submit_pair(
     submissions: &[Submission],
     prefill: &ReadyWorker,

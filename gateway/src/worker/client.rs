@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tonic::Streaming;
 
@@ -139,6 +139,12 @@ impl Link {
         self.table.in_flight()
     }
 
+    /// Whether the worker has survived all that it was given here, and what was taken back from it for `rest`.
+    #[must_use]
+    pub fn has_survived_all(&self, rest: Duration) -> bool {
+        self.table.has_survived_all(rest)
+    }
+
     /// Unary calls to the same worker.
     #[must_use]
     pub fn calls(&self) -> &WorkerCalls {
@@ -157,6 +163,13 @@ impl Link {
 pub struct Ticket {
     link: Arc<Link>,
     key: u64,
+}
+
+impl Ticket {
+    /// The worker has done its part of the continuation, as another one's tokens show.
+    pub fn note_survived(&self) {
+        self.link.table.note_survived(self.key);
+    }
 }
 
 impl Drop for Ticket {

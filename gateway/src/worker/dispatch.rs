@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
@@ -32,6 +33,10 @@ struct State {
     last_key: u64,
     /// Of all entries.
     pending_prefill_us: f64,
+    /// Entries that have not been survived yet.
+    num_untried: usize,
+    /// When such a one was last taken back, which its worker may still be computing.
+    taken_back_at: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -41,6 +46,8 @@ struct Entry {
     origin: Origin,
     /// Expected cost of its prompt until its first token is out, 0 from then on.
     pending_prefill_us: f64,
+    /// The worker has given a token of it, and lives.
+    is_survived: bool,
 }
 
 /// One continuation as it enters the table.
@@ -64,7 +71,17 @@ impl State {
     fn remove(&mut self, key: u64) -> Option<Entry> {
         let entry = self.entries.remove(&key)?;
         self.settle(entry.pending_prefill_us);
+        self.num_untried -= usize::from(!entry.is_survived);
         Some(entry)
+    }
+
+    /// Removes what the worker has not answered.
+    fn take_back(&mut self, key: u64) -> bool {
+        let entry = self.remove(key);
+        if entry.as_ref().is_some_and(|entry| !entry.is_survived) {
+            self.taken_back_at = Some(Instant::now());
+        }
+        entry.is_some()
     }
 
     /// Takes off what is no longer pending. An empty table owes nothing, whatever rounding has left.
@@ -91,7 +108,9 @@ impl Table {
             state.last_key += 1;
             let key = state.last_key;
             state.pending_prefill_us += prefill_us;
-            let entry = Entry { mailbox: mailbox.clone(), choice, origin, pending_prefill_us: prefill_us };
+            state.num_untried += 1;
+            let mailbox = mailbox.clone();
+            let entry = Entry { mailbox, choice, origin, pending_prefill_us: prefill_us, is_survived: false };
             state.entries.insert(key, entry);
             key
         });
@@ -100,7 +119,24 @@ impl Table {
 
     /// Forgets a key; false where it had already ended.
     pub(super) fn remove(&self, key: u64) -> bool {
-        self.lock().remove(key).is_some()
+        self.lock().take_back(key)
+    }
+
+    /// The worker has survived this one, though it has not said so.
+    pub(super) fn note_survived(&self, key: u64) {
+        let mut state = self.lock();
+        if let Some(entry) = state.entries.get_mut(&key)
+            && !std::mem::replace(&mut entry.is_survived, true)
+        {
+            state.num_untried -= 1;
+        }
+    }
+
+    /// Whether nothing is left there of which the worker may die: every request has given a token or was answered, and
+    /// what was taken back was so for as long as `rest`.
+    pub(super) fn has_survived_all(&self, rest: Duration) -> bool {
+        let state = self.lock();
+        state.num_untried == 0 && state.taken_back_at.is_none_or(|at| at.elapsed() >= rest)
     }
 
     pub(super) fn in_flight(&self) -> InFlight {
@@ -114,6 +150,7 @@ impl Table {
             let mut state = self.lock();
             state.closed.get_or_insert_with(|| failure.clone());
             state.pending_prefill_us = 0.0;
+            state.num_untried = 0;
             std::mem::take(&mut state.entries)
         };
         for entry in entries.into_values() {
@@ -139,7 +176,8 @@ impl Table {
                 let row_prompt_logprobs = prompt_logprobs.take_row(index);
                 let key = step.keys[index];
                 let Some(entry) = state.entries.get_mut(&key) else { continue };
-                let cost_us = if num_tokens > 0 { std::mem::take(&mut entry.pending_prefill_us) } else { 0.0 };
+                let is_first = num_tokens > 0 && !std::mem::replace(&mut entry.is_survived, true);
+                let cost_us = if is_first { std::mem::take(&mut entry.pending_prefill_us) } else { 0.0 };
                 let row = Row {
                     choice: entry.choice,
                     origin: entry.origin,
@@ -155,13 +193,14 @@ impl Table {
                     Err(Cut::SlowClient | Cut::Aborted) if ended => {}
                     Err(_) => cut_keys.push(key),
                 }
+                state.num_untried -= usize::from(is_first);
                 state.settle(cost_us);
                 if ended {
                     state.remove(key);
                 }
             }
             for &key in &cut_keys {
-                state.remove(key);
+                state.take_back(key);
             }
         }
         wakers.into_iter().for_each(std::task::Waker::wake);
@@ -285,122 +324,4 @@ impl<'a> ScoreReader<'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
-
-    use std::task::{Context, Poll, Waker};
-
-    use super::super::mailbox::Batch;
-    use super::*;
-
-    fn arrivals<const N: usize>(costs_us: [f64; N]) -> Vec<Arrival> {
-        let numbered = (0..).zip(costs_us);
-        numbered.map(|(choice, prefill_us)| Arrival { choice, prefill_us, ..Arrival::default() }).collect()
-    }
-
-    fn take(mailbox: &Mailbox) -> Batch {
-        let mut batch = Batch::default();
-        match mailbox.poll_take(&mut Context::from_waker(Waker::noop()), &mut batch) {
-            Poll::Ready(Ok(())) => batch,
-            other => unreachable!("expected rows, got {other:?}"),
-        }
-    }
-
-    fn two_rows() -> wire::StepFrame {
-        wire::StepFrame {
-            step: 1,
-            keys: vec![1, 2],
-            token_counts: vec![2, 1],
-            token_ids: vec![10, 11, 20],
-            finish_reasons: vec![0, 2],
-            cached_tokens: vec![0, 64],
-            logprobs: Some(wire::LogprobColumns {
-                rows: vec![1],
-                counts: vec![1],
-                token_ids: vec![20],
-                logprobs: vec![-0.5],
-                top_counts: vec![2],
-                top_token_ids: vec![20, 21],
-                top_logprobs: vec![-0.5, -1.0],
-            }),
-            prompt_logprobs: None,
-        }
-    }
-
-    #[test]
-    fn rows_reach_their_own_mailbox() {
-        let table = Table::default();
-        let (first, second) = (Arc::new(Mailbox::new(1)), Arc::new(Mailbox::new(1)));
-        assert_eq!(table.insert(&first, arrivals([0.0])).unwrap(), [1]);
-        assert_eq!(table.insert(&second, arrivals([0.0])).unwrap(), [2]);
-        assert_eq!(table.step(&two_rows()).unwrap(), Vec::<u64>::new());
-        assert_eq!(take(&first).token_ids, [10, 11]);
-        let batch = take(&second);
-        assert_eq!((batch.token_ids.as_slice(), &batch.rows[0].end), ([20].as_slice(), &Some(End::Length)));
-        assert_eq!(batch.rows[0].logprobs[0].top, [(20, -0.5), (21, -1.0)]);
-        assert_eq!((table.in_flight().requests, batch.rows[0].cached_tokens), (1, 64));
-    }
-
-    #[test]
-    fn rows_of_forgotten_keys_are_skipped_with_their_tokens() {
-        let table = Table::default();
-        let mailbox = Arc::new(Mailbox::new(2));
-        table.insert(&mailbox, arrivals([0.0; 2])).unwrap();
-        assert!(table.remove(1));
-        table.step(&two_rows()).unwrap();
-        assert_eq!(take(&mailbox).token_ids, [20]);
-    }
-
-    #[test]
-    fn a_cut_request_is_reported_once_and_forgotten() {
-        let table = Table::default();
-        let mailbox = Arc::new(Mailbox::new(1));
-        table.insert(&mailbox, arrivals([0.0])).unwrap();
-        mailbox.cut(Cut::Aborted);
-        assert_eq!(table.step(&two_rows()).unwrap(), [1]);
-        assert_eq!(table.step(&two_rows()).unwrap(), Vec::<u64>::new());
-    }
-
-    #[test]
-    fn a_prompts_cost_is_pending_until_its_first_token_or_its_end() {
-        let table = Table::default();
-        let mailbox = Arc::new(Mailbox::new(4));
-        table.insert(&mailbox, arrivals([1e3, 2e3, 4e3, 8e3])).unwrap();
-        assert_eq!(table.in_flight(), InFlight { requests: 4, pending_prefill_us: 15e3 });
-        table.step(&two_rows()).unwrap();
-        assert_eq!(table.in_flight(), InFlight { requests: 3, pending_prefill_us: 12e3 });
-        table.step(&two_rows()).unwrap();
-        assert_eq!(table.in_flight(), InFlight { requests: 3, pending_prefill_us: 12e3 });
-        assert!(table.remove(3));
-        assert_eq!(table.in_flight(), InFlight { requests: 2, pending_prefill_us: 8e3 });
-        table.close(&Failure::lost("the worker went away"));
-        assert_eq!(table.in_flight(), InFlight::default());
-    }
-
-    #[test]
-    fn columns_that_do_not_fit_break_the_stream() {
-        let spoil: [fn(&mut wire::StepFrame); 5] = [
-            |step| step.token_ids.push(1),
-            |step| step.cached_tokens.clear(),
-            |step| step.token_counts[0] = u32::MAX,
-            |step| step.logprobs.as_mut().unwrap().rows[0] = 2,
-            |step| step.logprobs.as_mut().unwrap().top_counts[0] = 3,
-        ];
-        for change in spoil {
-            let mut step = two_rows();
-            change(&mut step);
-            assert!(matches!(Table::default().step(&step), Err(BrokenStream::Columns(_))));
-        }
-    }
-
-    #[test]
-    fn the_end_of_the_stream_fails_what_is_in_flight_and_what_comes_later() {
-        let table = Table::default();
-        let mailbox = Arc::new(Mailbox::new(1));
-        table.insert(&mailbox, arrivals([0.0])).unwrap();
-        let failure = Failure::lost("the worker went away");
-        table.close(&failure);
-        assert_eq!(take(&mailbox).rows[0].end, Some(End::Failed(Box::new(failure.clone()))));
-        assert_eq!(table.insert(&mailbox, arrivals([0.0])), Err(failure));
-    }
-}
+mod tests;

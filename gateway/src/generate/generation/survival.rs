@@ -13,10 +13,10 @@ use tracing::{debug, info};
 
 use super::Generation;
 use crate::generate::GenerateError;
-use crate::generate::attempts::{Failed, Verdict};
+use crate::generate::attempts::{Failed, REST, Verdict};
 use crate::generate::limits::Death;
 use crate::generate::needs::Need;
-use crate::generate::place::{Life, Search, life};
+use crate::generate::place::{Heard, Life, Placement, Search, life};
 use crate::worker::{Failure, FailureKind, RESUME};
 
 /// How long a request waits for a worker to take it over: as long as a small model takes to start again.
@@ -76,7 +76,8 @@ impl Generation {
         let others_resume =
             || self.survival.keeps_tokens && (blamed.info.has_feature(RESUME) || self.generator.can_resume());
         let can_resume = choice.retained.is_some() && others_resume();
-        let in_trial = choice.trial.as_ref().is_some_and(|trial| !trial.is_spoilt());
+        let hearing = choice.hearing.take();
+        let in_trial = hearing.as_ref().is_some_and(|hearing| hearing.trial.is_conclusive());
         let failed = Failed { kind: failure.kind, in_prefill_leg: is_prefill_leg, num_tokens, can_resume, in_trial };
         let verdict = match choice.attempts.fail(failed, now) {
             // Without what was submitted there is nothing to submit again.
@@ -85,12 +86,22 @@ impl Generation {
         };
         if verdict == Verdict::GoOn {
             placement.prefill_ticket = None;
-            choice.placement = Some(placement);
+            (choice.placement, choice.hearing) = (Some(placement), hearing);
             return Ok(());
         }
         drop(placement);
-        choice.trial = None;
-        if failure.kind == FailureKind::Lost
+        match hearing {
+            Some(hearing) if failure.kind == FailureKind::PeerFailed => {
+                hearing.trial.end_in_doubt(life(&blamed), now + REST);
+            }
+            hearing => drop(hearing),
+        }
+        let may_be_death = match failure.kind {
+            FailureKind::Lost => true,
+            FailureKind::PeerFailed => in_trial,
+            _ => false,
+        };
+        if may_be_death
             && choice.attempts.is_suspect()
             && let Some(retained) = &choice.retained
         {
@@ -166,51 +177,48 @@ impl Generation {
                     continue;
                 }
             }
-            let (is_suspect, limits) = (choice.attempts.is_suspect(), self.generator.limits.clone());
-            let _one_at_a_time = is_suspect.then(|| limits.one_suspect_at_a_time());
-            let trials = if is_suspect { limits.trials() } else { Vec::new() };
-            let has_room = trials.is_empty() || self.generator.has_room_for_trial(&trials);
-            if !has_room || !self.take_up(index, kind, &trials) {
-                self.survival.stranded.push(index);
-                // A worker on which another suspect is tried is free again soon.
-                let may_come = !trials.is_empty() || self.generator.may_come();
-                // One that was turned away waits only for those that are nearly there.
-                is_hopeless |= match kind {
-                    FailureKind::Unavailable => !self.generator.pool.is_recovering(),
-                    _ => !may_come,
-                };
+            match self.take_up(index, kind, now) {
+                Heard::Placed(placement) => self.go_on_at(index, placement),
+                Heard::Waits => self.survival.stranded.push(index),
+                Heard::Nowhere => {
+                    self.survival.stranded.push(index);
+                    // One that was turned away waits only for those that are nearly there.
+                    is_hopeless |= match kind {
+                        FailureKind::Unavailable => !self.generator.pool.is_recovering(),
+                        _ => !self.generator.may_come(),
+                    };
+                }
             }
         }
         Ok(is_hopeless)
     }
 
-    /// Submits a choice anew; false where no worker takes it. Never to workers in `trials`.
-    fn take_up(&mut self, index: usize, kind: FailureKind, trials: &[Life]) -> bool {
+    /// Submits a choice anew: rather to workers that have not failed it, and in a trial where it is suspected.
+    fn take_up(&mut self, index: usize, kind: FailureKind, now: Instant) -> Heard {
         let choice = &mut self.choices[index];
-        let Some(retained) = &choice.retained else { return false };
+        let Some(retained) = &choice.retained else { return Heard::Nowhere };
         let submission = [retained.again(choice.attempts.current, self.arrived.elapsed())];
-        let avoided = [&self.survival.avoided, trials].concat();
-        let search = Search { submissions: &submission, needs: &self.survival.needs, avoided: &avoided };
-        let mut placed = self.generator.place(&search, &self.mailbox);
-        if placed.is_err() && kind != FailureKind::Unavailable {
-            placed = self.generator.place(&Search { avoided: trials, ..search }, &self.mailbox);
+        let Survival { needs, avoided, .. } = &self.survival;
+        let search = Search { submissions: &submission, needs, avoided };
+        if choice.attempts.is_suspect() {
+            return self.generator.hear(&search, &mut choice.hearing, &self.mailbox, now);
         }
-        let Some(placement) = placed.ok().and_then(|mut placements| placements.pop()) else { return false };
+        let mut placed = self.generator.place_newcomer(&search, &self.mailbox);
+        if placed.is_err() && kind != FailureKind::Unavailable {
+            placed = self.generator.place_newcomer(&Search { avoided: &[], ..search }, &self.mailbox);
+        }
+        let placement = placed.ok().and_then(|mut placements| placements.pop());
+        placement.map_or(Heard::Nowhere, Heard::Placed)
+    }
+
+    fn go_on_at(&mut self, index: usize, placement: Placement) {
+        let choice = &mut self.choices[index];
         let num_tokens = choice.num_tokens;
         info!(worker = %placement.worker.name, num_tokens, "a request goes on at another worker");
         let metrics = &self.generator.metrics;
         let counter = if num_tokens > 0 { &metrics.replays } else { &metrics.retries };
         counter.increment(1);
         choice.num_repeated_scores = if num_tokens > 0 { 0 } else { choice.num_prompt_scores };
-        let is_suspect = choice.attempts.is_suspect();
-        if is_suspect {
-            let workers = std::iter::once(&placement.worker).chain(&placement.prefill_worker);
-            choice.trial = Some(self.generator.limits.begin_trial(workers.map(|worker| life(worker)).collect()));
-        }
-        if !is_suspect {
-            self.generator.spoil_trials(&placement);
-        }
         choice.placement = Some(placement);
-        true
     }
 }
