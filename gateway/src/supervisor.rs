@@ -1,11 +1,13 @@
 //! Runs a local worker as a child process: starts it, follows its life on its standard output, restarts it with
-//! back-off, and takes it down with the gateway.
+//! back-off, and takes it down with the gateway. One that somebody else has asked to end is let finish what it has, and
+//! followed by another.
 //!
 //! The worker writes one JSON object a line to standard output and watches its standard input: when that pipe closes,
 //! for whatever reason, it ends. Its messages for people go to standard error, which it shares with the gateway.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,9 +17,9 @@ use thiserror::Error;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::watch;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
-use crate::worker::pool::WorkerSlot;
+use crate::worker::pool::{Departure, WorkerSlot};
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(500);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
@@ -25,6 +27,19 @@ const MAX_BACKOFF: Duration = Duration::from_secs(30);
 const PROOF: Duration = Duration::from_secs(60);
 /// What a worker gets between the end of its standard input and a kill.
 const EXIT_GRACE: Duration = Duration::from_millis(1500);
+
+/// A terminal sends its signals to the worker and to the gateway alike: by then the gateway has noticed too.
+const SIGNAL_GRACE: Duration = Duration::from_secs(1);
+
+/// What the gateway has in mind with the workers that it has started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Intent {
+    #[default]
+    Keep,
+    /// It ends once requests in progress have; a worker that is asked to end waits for that.
+    Drain,
+    Stop,
+}
 
 /// How to start the worker.
 #[derive(Clone, Debug)]
@@ -137,7 +152,8 @@ pub struct Supervisor {
     command: WorkerCommand,
     slot: Arc<WorkerSlot>,
     phase: watch::Sender<Phase>,
-    stop: watch::Receiver<bool>,
+    intent: watch::Receiver<Intent>,
+    drain_timeout: Duration,
 }
 
 /// One life of the child.
@@ -150,10 +166,16 @@ struct Life {
 }
 
 impl Supervisor {
-    /// A supervisor of `command` that tells `slot` where the worker listens. It runs until `stop` turns true.
+    /// A supervisor of `command` that tells `slot` where the worker listens. It runs until `intent` is to stop.
+    /// `drain_timeout`: how long a worker that leaves may take for the requests it has.
     #[must_use]
-    pub fn new(command: WorkerCommand, slot: Arc<WorkerSlot>, stop: watch::Receiver<bool>) -> Self {
-        Self { command, slot, phase: watch::Sender::default(), stop }
+    pub fn new(
+        command: WorkerCommand,
+        slot: Arc<WorkerSlot>,
+        intent: watch::Receiver<Intent>,
+        drain_timeout: Duration,
+    ) -> Self {
+        Self { command, slot, phase: watch::Sender::default(), intent, drain_timeout }
     }
 
     /// Follows the worker's phases.
@@ -186,7 +208,7 @@ impl Supervisor {
             self.phase.send_replace(Phase::Restarting);
             tokio::select! {
                 () = tokio::time::sleep(backoff) => {}
-                () = stopped(&mut self.stop) => return Ok(()),
+                () = stopped(&mut self.intent) => return Ok(()),
             }
             backoff = (backoff * 2).min(MAX_BACKOFF);
         }
@@ -216,12 +238,17 @@ impl Supervisor {
     /// Follows one life to its end. `None` where the gateway ended it.
     async fn follow(&mut self, life: &mut Life) -> Option<ExitStatus> {
         let mut address = None;
+        let mut left = pin!(left(self.slot.departure(), self.intent.clone(), self.drain_timeout));
         loop {
             let line = tokio::select! {
                 line = life.events.next_line() => line,
-                () = stopped(&mut self.stop) => {
+                () = stopped(&mut self.intent) => {
                     end(life).await;
                     return None;
+                }
+                () = &mut left => {
+                    info!("the worker was asked to end by somebody else");
+                    break;
                 }
             };
             let Ok(Some(line)) = line else { break };
@@ -240,7 +267,7 @@ impl Supervisor {
                 Err(error) => warn!(%error, line, "the worker said something this gateway does not understand"),
             }
         }
-        // Its standard output is closed, so it is ending or no longer controllable; it is not waited for long.
+        // Nothing is left for it to do; or its standard output is closed, so it is ending or no longer controllable.
         life.stdin = None;
         match tokio::time::timeout(EXIT_GRACE, life.child.wait()).await {
             Ok(Ok(status)) => Some(status),
@@ -252,9 +279,26 @@ impl Supervisor {
     }
 }
 
-async fn stopped(stop: &mut watch::Receiver<bool>) {
+async fn stopped(intent: &mut watch::Receiver<Intent>) {
     // A dropped sender means that the gateway is gone, which is a stop as well.
-    let _ = stop.wait_for(|stop| *stop).await;
+    let _ = intent.wait_for(|intent| *intent == Intent::Stop).await;
+}
+
+/// Waits until the worker has drained, or drains for too long, while the gateway does not.
+async fn left(mut departure: watch::Receiver<Departure>, intent: watch::Receiver<Intent>, drain_timeout: Duration) {
+    loop {
+        let leaves = departure.wait_for(|departure| *departure != Departure::Stays).await.is_ok();
+        if !leaves {
+            return std::future::pending().await;
+        }
+        tokio::time::sleep(SIGNAL_GRACE).await;
+        // Too late is late enough: what it still has goes on at the next one.
+        let drained = departure.wait_for(|departure| *departure != Departure::Drains);
+        let _ = tokio::time::timeout(drain_timeout, drained).await;
+        if *departure.borrow() != Departure::Stays && *intent.borrow() == Intent::Keep {
+            return;
+        }
+    }
 }
 
 async fn end(life: &mut Life) {

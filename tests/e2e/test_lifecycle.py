@@ -345,6 +345,19 @@ def test_a_killed_worker_is_a_pause_until_it_is_started_again(start: Start, part
     assert metrics["baleen_active_requests"] == 0
 
 
+def test_a_worker_that_somebody_else_ends_finishes_and_is_followed_by_another(start: Start) -> None:
+    gateway = start(*serve_arguments("fake", "--fake-step-ms", "10"))
+    before = answer_of(gateway)
+    old = gateway.worker_head()
+    lines = raw_stream(gateway, old.terminate, 100)
+    assert lines[-1] == "[DONE]"
+    metrics = gateway.metrics()
+    assert metrics["baleen_request_replays_total"] == metrics["baleen_request_retries_total"] == 0
+    wait_for("the old worker is gone", lambda: not is_alive(old))
+    wait_for("a new worker runs", gateway.is_ready)
+    assert answer_of(gateway) == before
+
+
 def test_a_collected_answer_is_whole_though_its_worker_was_killed(start: Start) -> None:
     gateway = start(*serve_arguments("fake", "--fake-step-ms", "10"))
 

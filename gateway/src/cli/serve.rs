@@ -20,7 +20,7 @@ use crate::config::services::Service;
 use crate::config::{Config, ConfigError, ServeArgs, Source};
 use crate::discovery::dns;
 use crate::http::{self, listen};
-use crate::supervisor::{Phase, StartError, Supervisor};
+use crate::supervisor::{Intent, Phase, StartError, Supervisor};
 use crate::telemetry::{self, UPKEEP_INTERVAL};
 use crate::worker::pool::Condition;
 
@@ -108,7 +108,8 @@ pub struct Server {
     pub app: Arc<App>,
     stop_http: watch::Sender<bool>,
     http: JoinHandle<()>,
-    stop_worker: watch::Sender<bool>,
+    /// With the workers that are started here.
+    intent: watch::Sender<Intent>,
     /// Of the workers that are started here.
     phases: Vec<watch::Receiver<Phase>>,
     supervisors: JoinSet<Result<(), StartError>>,
@@ -120,7 +121,7 @@ impl Server {
     #[must_use]
     pub fn start(app: Arc<App>, listener: TcpListener) -> Self {
         let (stop_http, http_stopped) = watch::channel(false);
-        let (stop_worker, worker_stopped) = watch::channel(false);
+        let intent = watch::Sender::default();
         let http = tokio::spawn(listen::serve(listener, http::routes(app.clone()), http_stopped));
         app.pool.start(&FirstModel::of(app.clone()));
         let mut tasks = vec![
@@ -133,12 +134,13 @@ impl Server {
         let (mut phases, mut supervisors) = (Vec::new(), JoinSet::new());
         if let Source::Local(worker) = &app.config.source {
             for (slot, &role) in app.pool.slots().iter().zip(&worker.roles) {
-                let child = Supervisor::new(worker.command_of(role), slot.clone(), worker_stopped.clone());
+                let (command, drain_timeout) = (worker.command_of(role), app.config.drain_timeout);
+                let child = Supervisor::new(command, slot.clone(), intent.subscribe(), drain_timeout);
                 phases.push(child.phases());
                 supervisors.spawn(child.run());
             }
         }
-        Self { app, stop_http, http, stop_worker, phases, supervisors, tasks }
+        Self { app, stop_http, http, intent, phases, supervisors, tasks }
     }
 
     /// Shows progress until a worker is ready.
@@ -187,6 +189,7 @@ impl Server {
     /// Turns new requests away and waits, within the configured time, for those in progress.
     pub async fn drain(&self) {
         self.app.start_draining();
+        self.intent.send_replace(Intent::Drain);
         let present = || self.app.admission.active() + self.app.admission.waiting();
         let active = present();
         if active > 0 {
@@ -209,7 +212,7 @@ impl Server {
         self.app.pool.stop();
         self.tasks.iter().for_each(JoinHandle::abort);
         self.stop_http.send_replace(true);
-        self.stop_worker.send_replace(true);
+        self.intent.send_replace(Intent::Stop);
         // Each of the two ends by itself within its own bound; a panic in one must not keep the other from ending.
         let _ = self.http.await;
         while self.supervisors.join_next().await.is_some() {}

@@ -20,6 +20,7 @@ mod keeper;
 mod pairs;
 mod recovery;
 
+pub use keeper::Departure;
 use keeper::Keeper;
 #[cfg(feature = "kubernetes")]
 pub(crate) use keeper::jittered;
@@ -132,6 +133,7 @@ pub struct WorkerSlot {
     is_set_aside: AtomicBool,
     /// Its stream broke, and has not been tried again yet.
     is_returning: AtomicBool,
+    departure: watch::Sender<Departure>,
     keeper: OnceLock<AbortHandle>,
 }
 
@@ -154,6 +156,7 @@ impl WorkerSlot {
             last_boot_epoch: AtomicU64::new(0),
             is_set_aside: AtomicBool::new(false),
             is_returning: AtomicBool::new(false),
+            departure: watch::Sender::default(),
             keeper: OnceLock::new(),
         })
     }
@@ -162,6 +165,12 @@ impl WorkerSlot {
     pub fn set_address(&self, address: Option<String>) {
         self.address.send_replace(address);
         self.nudge.notify_one();
+    }
+
+    /// Follows whether the worker leaves.
+    #[must_use]
+    pub fn departure(&self) -> watch::Receiver<Departure> {
+        self.departure.subscribe()
     }
 
     /// Why the worker is ready or not.

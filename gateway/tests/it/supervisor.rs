@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use baleen_gateway::supervisor::{Phase, StartError, Supervisor, WorkerCommand};
+use baleen_gateway::supervisor::{Intent, Phase, StartError, Supervisor, WorkerCommand};
 use baleen_gateway::worker::Role;
 use baleen_gateway::worker::pool::{Pool, WorkerSlot, WorkerSpec};
 use tokio::sync::watch;
@@ -19,17 +19,17 @@ fn local() -> WorkerSpec {
     WorkerSpec { name: "local".into(), address: None, role: Role::Unified, transfer_port: None }
 }
 
-fn supervisor(script: &str) -> (Supervisor, watch::Sender<bool>, Arc<WorkerSlot>) {
+fn supervisor(script: &str) -> (Supervisor, watch::Sender<Intent>, Arc<WorkerSlot>) {
     let pool = Pool::new([local()], None);
     let slot = pool.slots()[0].clone();
-    let (stop, stopped) = watch::channel(false);
+    let (stop, stopped) = watch::channel(Intent::Keep);
     let command = WorkerCommand {
         program: "/bin/sh".into(),
         args: vec!["-c".into(), script.into()],
         envs: vec![("WORKER_TEST".into(), "1".into())],
         own_process_group: false,
     };
-    (Supervisor::new(command, slot.clone(), stopped), stop, slot)
+    (Supervisor::new(command, slot.clone(), stopped, PATIENCE), stop, slot)
 }
 
 async fn wait_for(phases: &mut watch::Receiver<Phase>, wanted: impl Fn(&Phase) -> bool) {
@@ -53,10 +53,10 @@ async fn a_silent_death_before_readiness_is_reported_with_its_status() {
 #[tokio::test]
 async fn a_program_that_is_not_there_is_named() {
     let pool = Pool::new([local()], None);
-    let (_stop, stopped) = watch::channel(false);
+    let (_stop, stopped) = watch::channel(Intent::Keep);
     let command =
         WorkerCommand { program: "/nowhere/python3".into(), args: vec![], envs: vec![], own_process_group: false };
-    let error = Supervisor::new(command, pool.slots()[0].clone(), stopped).run().await.unwrap_err();
+    let error = Supervisor::new(command, pool.slots()[0].clone(), stopped, PATIENCE).run().await.unwrap_err();
     assert!(error.to_string().contains("/nowhere/python3"), "{error}");
 }
 
@@ -70,7 +70,7 @@ async fn a_worker_that_was_ready_is_started_again() {
         wait_for(&mut phases, |phase| matches!(phase, Phase::Ready(_))).await;
         wait_for(&mut phases, |phase| *phase == Phase::Restarting).await;
     }
-    stop.send_replace(true);
+    stop.send_replace(Intent::Stop);
     assert_eq!(tokio::time::timeout(PATIENCE, running).await.unwrap().unwrap(), Ok(()));
 }
 
@@ -84,7 +84,7 @@ async fn stopping_closes_the_workers_standard_input() {
     let running = tokio::spawn(supervisor.run());
     wait_for(&mut phases, |phase| matches!(phase, Phase::Ready(report) if report.load_seconds == 0.25)).await;
     assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "");
-    stop.send_replace(true);
+    stop.send_replace(Intent::Stop);
     assert_eq!(tokio::time::timeout(PATIENCE, running).await.unwrap().unwrap(), Ok(()));
     assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "ended");
 }
@@ -98,7 +98,7 @@ async fn a_worker_that_does_not_end_is_killed() {
     let running = tokio::spawn(supervisor.run());
     wait_for(&mut phases, |phase| matches!(phase, Phase::Ready(_))).await;
     let pid: u32 = std::fs::read_to_string(file.path()).unwrap().trim().parse().unwrap();
-    stop.send_replace(true);
+    stop.send_replace(Intent::Stop);
     assert_eq!(tokio::time::timeout(PATIENCE, running).await.unwrap().unwrap(), Ok(()));
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());

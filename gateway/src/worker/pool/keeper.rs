@@ -18,6 +18,16 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 /// A worker that is ready again is not to wait for long: a second at most, with the greeting and its first answer.
 const MAX_BACKOFF: Duration = Duration::from_millis(500);
 
+/// Whether a worker is about to end of its own accord, or because somebody else has asked it to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Departure {
+    #[default]
+    Stays,
+    /// It takes no more requests, and has some of this gateway's.
+    Drains,
+    Drained,
+}
+
 /// The task behind one slot.
 pub(super) struct Keeper {
     pub pool: Arc<Pool>,
@@ -82,6 +92,14 @@ impl Keeper {
                 }
                 self.slot.is_returning.store(false, Ordering::Release);
             }
+            self.slot.departure.send_if_modified(|departure| {
+                let now = match link.in_flight().requests {
+                    _ if !is_draining => Departure::Stays,
+                    0 => Departure::Drained,
+                    _ => Departure::Drains,
+                };
+                std::mem::replace(departure, now) != now
+            });
             let news = tokio::select! {
                 news = inbound.deliver_next() => news,
                 () = self.slot.nudge.notified() => continue,
@@ -98,6 +116,7 @@ impl Keeper {
                 break WorkerError::Stalled;
             }
         };
+        self.slot.departure.send_replace(Departure::Stays);
         // One that hangs or shuts down is not back soon.
         let returns = !is_draining && !matches!(error, WorkerError::Stalled | WorkerError::Silent);
         self.slot.is_returning.store(returns, Ordering::Release);
