@@ -52,6 +52,7 @@ class _Receiving:
     expect: Expect
     task: asyncio.Task[None] | None = None
     connection: Connection | None = None
+    was_refused: bool = False
     loan: Loan | None = None
     first: int = 0
     pages: Sequence[int] = ()
@@ -137,14 +138,16 @@ class Fetcher:
 
     async def _talk(self, key: Key, receiving: _Receiving) -> str:
         """Until the connection or the leg ends; returns why."""
-        station, leg = self._station, receiving.leg
-        loan = receiving.loan = await self._borrower.loan(receiving.expect.peer)
-        leg.pages_per_read = station.pages_per_read if loan is None else loan.pages_per_read
-        leg.copies = loan is not None
-        async with asyncio.timeout(GREETING_S):
-            connection = receiving.connection = await reach(station, receiving.expect.peer)
-            await introduce(station, connection, receiving.expect.peer)
-        writer = station.spawn(connection.write_queued())
+        try:
+            connection = await self._greet(receiving)
+        except StrangerError as error:
+            # A greeting that was damaged on its way looks the same, and the next one comes whole.
+            if receiving.was_refused:
+                raise
+            receiving.was_refused = True
+            return str(error)
+        loan = receiving.loan
+        writer = self._station.spawn(connection.write_queued())
         try:
             with contextlib.nullcontext() if loan is None else loan.used():
                 await self._listen(key, receiving, connection)
@@ -153,6 +156,17 @@ class Fetcher:
         finally:
             writer.cancel()
         return "its connection has ended"
+
+    async def _greet(self, receiving: _Receiving) -> Connection:
+        """A connection to the peer, which both know, and the loan of its memory if it lends."""
+        station, leg = self._station, receiving.leg
+        loan = receiving.loan = await self._borrower.loan(receiving.expect.peer)
+        leg.pages_per_read = station.pages_per_read if loan is None else loan.pages_per_read
+        leg.copies = loan is not None
+        async with asyncio.timeout(GREETING_S):
+            connection = receiving.connection = await reach(station, receiving.expect.peer)
+            await introduce(station, connection, receiving.expect.peer)
+        return connection
 
     async def _listen(self, key: Key, receiving: _Receiving, connection: Connection) -> None:
         """Until the leg is over. Raises EOFError when the connection ends before."""

@@ -301,7 +301,7 @@ def test_who_does_not_know_the_secret_learns_nothing_and_teaches_nothing(prefill
     expect(prefill, stranger, key, 2)
     stranger.wait_for(key, Failed)
     stranger.transfer.close()
-    assert prefill.transfer.counters.num_dropped == 2
+    assert prefill.transfer.counters.num_dropped == 3  # the stranger believes the second refusal
     hand_over(prefill, decode)
 
 
@@ -469,33 +469,53 @@ def test_a_trial_says_what_would_fail_a_request(prefill: End, decode: End) -> No
     hand_over(prefill, decode)
 
 
+def test_a_greeting_that_is_damaged_on_its_way_is_said_again(prefill: End, decode: End) -> None:
+    assert prefill.transfer.address is not None
+    key = new_key()
+    with damaging(prefill.transfer.address, least_bytes=1, there=True) as damaged:
+        decode.transfer.give([Expect(key, Peer(damaged, EPOCH, 0), 2, 0)])
+        offer(prefill, key, [3, 4])
+        decode.wait_for(key, Begun)
+        decode.transfer.give([Receive(key, 0, [40, 41])])
+        decode.wait_for(key, Arrived)
+        prefill.wait_for(key, HandedOver)
+    assert prefill.transfer.counters.num_dropped == 1
+    assert [decode.store.pages[page][0] for page in (40, 41)] == [3, 4]
+
+
 @contextlib.contextmanager
-def damaging(address: str) -> Generator[str]:
-    """The way to a prefill worker on which the last byte of one page is changed."""
+def damaging(address: str, *, least_bytes: int = PAGE_BYTES, there: bool = False) -> Generator[str]:
+    """The way to a prefill worker: the last byte of what comes back on its first connection, or goes there, is changed,
+    in pieces of at least so many bytes."""
     host, _, port = address.rpartition(":")
 
     def carry(source: socket.socket, target: socket.socket, spoils: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                whole = spoils and len(data) >= PAGE_BYTES
+                whole = spoils and len(data) >= least_bytes
                 target.sendall(data[:-1] + bytes([data[-1] ^ 1]) if whole else data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+    def join(near: socket.socket, is_first: bool) -> None:
+        with near, socket.create_connection((host, int(port))) as far:
+            back = threading.Thread(target=carry, args=(far, near, is_first and not there))
+            back.start()
+            carry(near, far, is_first and there)
+            back.join()
+
+    def serve(server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            for number in itertools.count():
+                near, _ = server.accept()
+                # Some connections outlive the test: those that lend memory.
+                threading.Thread(target=join, args=(near, number == 0), daemon=True).start()
 
     with socket.create_server(("127.0.0.1", 0)) as server:
-        yield_to = f"127.0.0.1:{server.getsockname()[1]}"
-
-        def serve() -> None:
-            near, _ = server.accept()
-            far = socket.create_connection((host, int(port)))
-            with near, far:
-                back = threading.Thread(target=carry, args=(far, near, True))
-                back.start()
-                carry(near, far, False)
-                far.shutdown(socket.SHUT_RDWR)
-                back.join()
-
-        thread = threading.Thread(target=serve)
+        thread = threading.Thread(target=serve, args=(server,))
         thread.start()
-        yield yield_to
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
         thread.join()
 
 
