@@ -63,8 +63,8 @@ async fn a_client_that_reads_nothing_is_cut_and_its_neighbour_is_not() {
         if submit.prompt_token_ids == ids("neighbour") {
             return say("All is well.");
         }
-        // Far more than the buffers of gateway and sockets hold: 16 MB of text alone.
-        let mut acts: Vec<Act> = (0..1000).map(|_| Act::Tokens(vec![flood; 4096])).collect();
+        // Far more than the buffers of gateway and sockets hold: 6 MB of text alone.
+        let mut acts: Vec<Act> = (0..400).map(|_| Act::Tokens(vec![flood; 4096])).collect();
         acts.push(Act::Hang);
         acts
     })
