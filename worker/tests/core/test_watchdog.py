@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,18 @@ def test_what_raised_is_on_record() -> None:
     assert "in flight" not in record
 
 
+@contextlib.contextmanager
+def struck_worker(tmp_path: Path, fault: str) -> Generator[tuple[WorkerProcess, Client]]:
+    """A worker under a watchdog of a second, that a request with `FAULT_TOKEN` strikes."""
+    environment = struck(fault, tmp_path / "mark")
+    flags = ("--watchdog-timeout", "1", "--fake-step-ms", "20")
+    with (
+        WorkerProcess(copy_model(tmp_path), *flags, environment=environment) as worker,
+        Client(worker.address) as client,
+    ):
+        yield worker, client
+
+
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [
@@ -115,12 +128,7 @@ def test_what_raised_is_on_record() -> None:
     ],
 )
 def test_a_worker_that_is_struck_ends_with_its_record(tmp_path: Path, fault: str, sentence: str) -> None:
-    environment = struck(fault, tmp_path / "mark")
-    flags = ("--watchdog-timeout", "1", "--fake-step-ms", "20")
-    with (
-        WorkerProcess(copy_model(tmp_path), *flags, environment=environment) as worker,
-        Client(worker.address) as client,
-    ):
+    with struck_worker(tmp_path, fault) as (worker, client):
         stream = client.connect()
         stream.submit(1, [5, 6, 7], 4)
         stream.read_until(lambda: 1 in stream.ends)
@@ -151,12 +159,7 @@ def test_a_worker_that_is_struck_ends_with_its_record(tmp_path: Path, fault: str
 )
 def test_a_rank_that_a_library_ends_says_where(tmp_path: Path, fault: str, sentence: str, in_log: str) -> None:
     """Python is not asked in any of these."""
-    environment = struck(fault, tmp_path / "mark")
-    flags = ("--watchdog-timeout", "1", "--fake-step-ms", "20")
-    with (
-        WorkerProcess(copy_model(tmp_path), *flags, environment=environment) as worker,
-        Client(worker.address) as client,
-    ):
+    with struck_worker(tmp_path, fault) as (worker, client):
         stream = client.connect()
         stream.submit(1, [FAULT_TOKEN, 7], 4)
         assert stream.read_to_end() is grpc.StatusCode.UNAVAILABLE

@@ -15,13 +15,18 @@ mod world;
 
 const SEEDS: u64 = 1_000;
 
+/// Plays each of so many seeds, and names the one that fails.
+fn on_seeds(count: u64, play: impl Fn(u64) + std::panic::RefUnwindSafe) {
+    for seed in 0..count {
+        let outcome = std::panic::catch_unwind(|| play(seed));
+        assert!(outcome.is_ok(), "seed {seed}");
+    }
+}
+
 #[test]
 fn no_schedule_of_faults_loses_repeats_or_mixes_a_token() {
     let asked = std::env::var("BALEEN_SIMULATION_SEEDS").ok().and_then(|count| count.parse().ok());
-    for seed in 0..asked.unwrap_or(SEEDS) {
-        let outcome = std::panic::catch_unwind(|| World::new(seed).run());
-        assert!(outcome.is_ok(), "seed {seed}");
-    }
+    on_seeds(asked.unwrap_or(SEEDS), |seed| World::new(seed).run());
 }
 
 /// Both prefill workers are killed within a second, with requests on them and more to come.
@@ -44,10 +49,7 @@ fn kill_a_whole_role(seed: u64) {
 
 #[test]
 fn killing_a_whole_role_accuses_no_request() {
-    for seed in 0..SEEDS / 5 {
-        let outcome = std::panic::catch_unwind(|| kill_a_whole_role(seed));
-        assert!(outcome.is_ok(), "seed {seed}");
-    }
+    on_seeds(SEEDS / 5, kill_a_whole_role);
 }
 
 /// Two deadly requests, one after the other, among neighbours that come all the time. Ranks are dead for a while before
@@ -81,8 +83,5 @@ fn send_deadly_requests(seed: u64) {
 
 #[test]
 fn a_deadly_request_takes_two_workers_with_it_and_no_neighbour_is_accused() {
-    for seed in 0..SEEDS / 5 {
-        let outcome = std::panic::catch_unwind(|| send_deadly_requests(seed));
-        assert!(outcome.is_ok(), "seed {seed}");
-    }
+    on_seeds(SEEDS / 5, send_deadly_requests);
 }
