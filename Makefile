@@ -38,7 +38,7 @@ PACKAGES := .venv/.packages
 BUILD_INPUTS := pyproject.toml kernels/pyproject.toml packaging/cargo_hook.py
 BUILT_GATEWAY := $(CARGO_TARGET_DIR)/$(BALEEN_CARGO_PROFILE)/gateway
 
-.PHONY: help setup serve serve-pd test test-all chaos simulate lint fmt e2e bench bench-gpu fuzz proto lock clean
+.PHONY: help setup serve serve-pd test test-all chaos chaos-ci simulate lint fmt e2e bench bench-gpu fuzz proto lock clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -85,6 +85,9 @@ simulate: setup ## play SIMULATIONS (100000) courses of faults on the state mach
 chaos: simulate ## simulate, then break living stacks in every way, SEEDS (20) times each, JOBS (1) at a time; goes on where it was stopped
 	@PYTHONPATH=tests $(VENV)/python -m chaos.run --seeds $(SEEDS) --jobs $(JOBS) --keep .venv/chaos; \
 		$(VENV)/python bench/chaos_report.py .venv/chaos
+
+chaos-ci: setup ## break living stacks in one way of each kind, twice, two stacks at a time: what CI runs, some minutes
+	@PYTHONPATH=tests $(VENV)/python -m chaos.run --of-each-kind --seeds 2 --jobs 2 --slack 5
 
 lint: $(DEPENDENCIES) ## check style, types, spelling, generated code and the README's tree
 	$(VENV)/ruff check .

@@ -97,3 +97,16 @@ ROWS |= {
     f"pairs-stop-at-{phase}": Fault(moments.stopped_at(phase), recover_s=10, wait_s=NOTICED_S, roles=PAIRS)
     for phase in _PHASES
 }
+
+# Of every kind of fault a row or a few, on pairs, where each strikes more: what a pipeline plays.
+OF_EACH_KIND = (
+    *("pairs-kill-worker", "pairs-kill-gateway", "pairs-kill-rank", "pairs-kill-decodes"),
+    *("pairs-kill-at-reserved", "pairs-kill-at-serving", "pairs-kill-at-first-token", "pairs-stop-at-storing"),
+    *("pairs-stop-worker", "pairs-stall-head", "pairs-stall-rank"),
+    *("pairs-partition", "pairs-partition-there", "pages-blocked-back", "pairs-flapping"),
+    *("pairs-reset", "pairs-half-close", "pairs-truncated", "pairs-slow-readers"),
+    *("pairs-frame-drop", "pairs-frame-duplicate", "pairs-frame-swap", "pairs-frame-delay"),
+    *("pairs-pool-exhausted", "pages-slow", "pages-corrupt"),
+    *("pairs-deadly-fifty", "pairs-drain-worker", "pairs-rolling-upgrade"),
+    *("pairs-disk-full", "pairs-clock-jumps", "pairs-no-descriptors"),
+)

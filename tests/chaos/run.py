@@ -3,6 +3,7 @@
     python -m chaos.run --seeds 2 --keep FOLDER        every row twice; what FOLDER already has is not run again
     python -m chaos.run --row kill-worker --first 7    one schedule again
     python -m chaos.run --seeds 20 --jobs 4            four stacks beside each other, each in a process of its own
+    python -m chaos.run --of-each-kind --seeds 2       what a pipeline plays
 
 A ledger a row and seed stays in FOLDER; `python -m chaos.checker LEDGER` gives its verdict again. Exit code 1
 when a verdict is bad.
@@ -27,7 +28,7 @@ from pathlib import Path
 import httpx
 from chaos.checker import judge
 from chaos.crowd import Crowd, read_answer
-from chaos.faults import ROWS, Fault
+from chaos.faults import OF_EACH_KIND, ROWS, Fault
 from chaos.ledger import Ledger, read
 from chaos.stack import Stack
 from harness.processes import ROOT
@@ -175,6 +176,7 @@ async def run_beside(schedules: Sequence[Schedule], jobs: int, folder: Path, sla
             share = Path(scratch) / f"{number}.json"
             share.write_text(json.dumps(left[number::jobs]))
             command = [sys.executable, "-m", "chaos.run", "--keep", str(folder), "--schedules", str(share)]
+            command += ["--slack", str(slack)]
             running.append(await asyncio.create_subprocess_exec(*command, env=_environment()))
         await asyncio.gather(*(process.wait() for process in running))
     lost = missing(schedules, folder)
@@ -224,20 +226,25 @@ def main() -> int:
     """Prints a verdict a row and seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--row", action="append", default=[], metavar="NAME", help="a row, more than once for several")
+    parser.add_argument("--of-each-kind", action="store_true", help="only the rows that stand for every kind of fault")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds a row (default %(default)s)")
     parser.add_argument("--first", type=int, default=1, help="the first of them (default %(default)s)")
     parser.add_argument("--keep", type=Path, help="folder of the ledgers (default: a temporary one)")
     parser.add_argument("--jobs", type=int, default=1, help="stacks beside each other (default %(default)s)")
+    parser.add_argument("--slack", type=float, default=1.0, help="how many times a row's limits, on a busy machine")
     parser.add_argument("--schedules", type=Path, help="a JSON list of rows with seeds, in place of all these")
     options = parser.parse_args()
     seeds = range(options.first, options.first + options.seeds)
-    schedules: list[Schedule] = [(row, seed) for seed in seeds for row in _rows(options.row)]
+    names = OF_EACH_KIND if options.of_each_kind else options.row
+    schedules: list[Schedule] = [(row, seed) for seed in seeds for row in _rows(names)]
     if options.schedules is not None:
         schedules = [(row, seed) for row, seed in json.loads(options.schedules.read_text("utf-8"))]
     folder = options.keep or Path(tempfile.mkdtemp(prefix="baleen-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    verdicts = asyncio.run(run_beside(schedules, options.jobs, folder) if options.jobs > 1 else run(schedules, folder))
+    slack: float = options.slack
+    work = run_beside(schedules, options.jobs, folder, slack) if options.jobs > 1 else run(schedules, folder, slack)
+    verdicts = asyncio.run(work)
     bad = [verdict for verdict in verdicts if verdict.problems]
     print(f"{len(verdicts)} schedules, {len(bad)} broken, {time.monotonic() - began:.0f} s; ledgers in {folder}")
     for verdict in bad:
