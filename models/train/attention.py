@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -34,6 +35,11 @@ class Mode(enum.Enum):
     SHARE = "share"
 
 
+def is_pattern(text: str) -> bool:
+    """Whether `Pass.pattern` can be this: letters F and S, the first one F, or none."""
+    return re.fullmatch("(F[FS]*)?", text) is not None
+
+
 @dataclass(frozen=True)
 class Pass:
     """What one forward pass shares between layers.
@@ -41,6 +47,7 @@ class Pass:
     sampled: [B, S] positions at which the indexer is compared with the attention, or None.
     pattern: `index_topk_pattern` of config.json: layers with an "S" reuse the selection of the layer before them, all
     others make their own.
+    own_weight: what a layer with its own selection counts in the indexers' loss; one that reuses a selection counts 1.
     """
 
     mode: Mode
@@ -48,6 +55,7 @@ class Pass:
     sin: Tensor
     sampled: Tensor | None = None
     pattern: str = ""
+    own_weight: float = 1.0
 
     def reuses(self, layer: int) -> bool:
         """Whether a layer goes by the selection of the layer before it."""

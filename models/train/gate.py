@@ -1,7 +1,7 @@
 """`python -m models.train.gate CHECKPOINT`: the full score of a checkpoint, and the suites with each fault planted.
 
-Scores the stored block-FP8 weights. `--dense` adds the scores with every key attended to, `--pattern` those with layers
-that reuse the selection of the layer before them.
+Scores the stored block-FP8 weights, with the layers that reuse selections by its config.json. `--dense` adds the scores
+with every key attended to, `--pattern` those with other layers that reuse the selection of the layer before them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import re
 import sys
 import time
 from pathlib import Path
@@ -20,8 +19,8 @@ from baleen_eval.texts.examples import LENGTHS, examples
 from tokenizers import Tokenizer
 
 from models.data.chat import ASSISTANT
-from models.train.attention import Mode
-from models.train.checkpoint import load_official, new_model
+from models.train.attention import Mode, is_pattern
+from models.train.checkpoint import CONFIG_FILE, INDEX_FILE, load_official, new_model
 from models.train.evaluate import score
 from models.train.faults import FAULTS, set_assistant
 from models.train.layers import Linear
@@ -69,9 +68,9 @@ def main() -> None:
     parser.add_argument("--faults", action="store_true")
     parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args()
-    if not (args.checkpoint / "model.safetensors.index.json").exists():
-        sys.exit(f"{args.checkpoint} holds no model.safetensors.index.json")
-    if not re.fullmatch("(F[FS]*)?", args.pattern):
+    if not (args.checkpoint / INDEX_FILE).exists():
+        sys.exit(f"{args.checkpoint} holds no {INDEX_FILE}")
+    if not is_pattern(args.pattern):
         sys.exit(f"--pattern must be letters F and S, the first one F, and not {args.pattern!r}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = new_model(torch.bfloat16 if device.type == "cuda" else torch.float32)
@@ -86,8 +85,9 @@ def main() -> None:
         "hardware": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or "CPU",
         "torch": torch.__version__,
     }
+    own: str = json.loads((args.checkpoint / CONFIG_FILE).read_text()).get("index_topk_pattern", "")
     args.mode = Mode.SPARSE
-    for pattern in dict.fromkeys(("", args.pattern)):
+    for pattern in dict.fromkeys((own, args.pattern or own)):
         named = f"sparse, {pattern}" if pattern else "sparse"
         out[named] = scores(model, tokenizer, SUITES, tuple(args.lengths), args, pattern)
         for suite, result in out[named].items():
@@ -102,10 +102,10 @@ def main() -> None:
         print("dense:", _line(out["dense"]), flush=True)
     if args.faults:
         args.mode = Mode.SPARSE
-        out["faults"] = {"none": scores(model, tokenizer, FAULT_SUITES, FAULT_LENGTHS, args)}
+        out["faults"] = {"none": scores(model, tokenizer, FAULT_SUITES, FAULT_LENGTHS, args, own)}
         for name, fault in FAULTS.items():
             with fault():
-                out["faults"][name] = scores(model, tokenizer, FAULT_SUITES, FAULT_LENGTHS, args)
+                out["faults"][name] = scores(model, tokenizer, FAULT_SUITES, FAULT_LENGTHS, args, own)
             print(f"{name}: {_line(out['faults'][name])}", flush=True)
             args.json.write_text(json.dumps(out, indent=1) + "\n")
     out["seconds"] = round(time.monotonic() - started, 1)

@@ -49,10 +49,10 @@ def losses(model: MicroModel, ids: Tensor, weights: Tensor, step: Pass) -> dict[
     In WARM_UP and SHARE only the indexers', in SHARE only of the layers that share a selection.
     """
     if step.mode is Mode.SHARE:
-        return _index_loss(model.sharing(ids[:, :-1], step))
+        return _index_loss(model.sharing(ids[:, :-1], step), step)
     hidden, stats = model(ids[:, :-1], step)
     mtp_hidden, mtp_stats = model.mtp(hidden[:, :-1], ids[:, 1:-1], _shorter(step))
-    parts = _index_loss([*stats, mtp_stats])
+    parts = _index_loss([*stats, mtp_stats], step)
     if step.mode is Mode.WARM_UP:
         return parts
     parts["main"], parts["accuracy"] = _cross_entropy(model.logits(hidden), ids[:, 1:], weights[:, 1:])
@@ -60,13 +60,16 @@ def losses(model: MicroModel, ids: Tensor, weights: Tensor, step: Pass) -> dict[
     return parts
 
 
-def _index_loss(stats: list[Tensor | None]) -> dict[str, Tensor]:
-    """The sum of the layers' losses, and each one's recall; nothing where nothing was compared."""
-    known = [stat for stat in stats if stat is not None]
+def _index_loss(stats: list[Tensor | None], step: Pass) -> dict[str, Tensor]:
+    """The weighted sum of the layers' losses, and each one's recall; nothing where nothing was compared."""
+    known = [(layer, stat) for layer, stat in enumerate(stats) if stat is not None]
     if not known:
         return {}
-    together = torch.stack(known)
-    return {"index": together[:, 0].sum(), "recall": together[:, 1].detach()}
+    weighted = [stat[0] if step.reuses(layer) else step.own_weight * stat[0] for layer, stat in known]
+    return {
+        "index": torch.stack(weighted).sum(),
+        "recall": torch.stack([stat[1] for _, stat in known]).detach(),
+    }
 
 
 def _shorter(step: Pass) -> Pass:
@@ -139,7 +142,8 @@ class Trainer:
             lr = (stage.lr + (stage.lr_end - stage.lr) * share) * min(1.0, (number + 1) / WARM_UP_STEPS)
             ids, weights = ids.to(self.device), weights.to(self.device)
             sampled = sample_positions(weights, stage.num_sampled) if stage.num_sampled else None
-            step = Pass(stage.mode, cos, sin, sampled, stage.patterns[number % len(stage.patterns)])
+            pattern = stage.patterns[number % len(stage.patterns)]
+            step = Pass(stage.mode, cos, sin, sampled, pattern, stage.own_weight)
             parts = self._step(step, ids, weights, lr)
             self.steps += 1
             self.tokens += stage.num_rows * stage.row_len

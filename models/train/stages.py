@@ -21,7 +21,7 @@ class Stage:
 
     The learning rate goes linearly from `lr` to `lr_end`. `num_sampled` positions of each row train the indexer.
     `round_weights`: weights are seen as block FP8 rounds them. `patterns`: which layers reuse selections
-    (`Pass.pattern`), a step each in turn.
+    (`Pass.pattern`), a step each in turn. `own_weight`: `Pass.own_weight`.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Stage:
     max_steps: int = 1_000_000
     shares: Shares = EVEN
     patterns: tuple[str, ...] = ("",)
+    own_weight: float = 1.0
 
 
 STAGES = {
