@@ -59,6 +59,16 @@ class Bars:
 
 def write(name: str, measurements: Mapping[str, Any], bars: Sequence[Bar], plot: Plot | Bars | None = None) -> Path:
     """Writes bench/results/<host class>/<name>.json and its plot, prints the bars, and returns the file's path."""
+    path = save(name, measurements, bars)
+    if plot is not None:
+        draw(plot, path.with_suffix(".svg"))
+    for bar in bars:
+        print(f"{'ok    ' if bar.met else 'MISSED'} {bar.what}: {bar.measured:.4g} {bar.unit} (at most {bar.limit:g})")
+    return path
+
+
+def save(name: str, measurements: Mapping[str, Any], bars: Sequence[Bar]) -> Path:
+    """Writes the JSON file alone, whole or not at all, and returns its path."""
     folder = RESULTS / host_class()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
@@ -71,11 +81,9 @@ def write(name: str, measurements: Mapping[str, Any], bars: Sequence[Bar], plot:
         "bars": [asdict(bar) | {"met": bar.met} for bar in bars],
         "measurements": measurements,
     }
-    path.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
-    if plot is not None:
-        draw(plot, path.with_suffix(".svg"))
-    for bar in bars:
-        print(f"{'ok    ' if bar.met else 'MISSED'} {bar.what}: {bar.measured:.4g} {bar.unit} (at most {bar.limit:g})")
+    written = path.with_suffix(".json.new")
+    written.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
+    written.replace(path)
     return path
 
 

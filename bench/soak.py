@@ -9,6 +9,9 @@ line over the second half. At the end all must be given back.
 
 What is held before is told after a warm-up with the same load, in which pools of threads and capped caches fill.
 
+What was seen is written down every half minute, marked as not finished and held to nothing, until the end replaces it:
+a soak that is killed leaves evidence.
+
     python bench/soak.py --minutes 30
     python bench/soak.py --minutes 8 --warm-up-minutes 1 --device cuda
 """
@@ -22,7 +25,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +34,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 import httpx
 import psutil
 from harness.processes import MICRO_MODEL, Gateway, free_port, wait_for, worker_counters
-from report import Bar, Plot, write
+from report import Bar, Plot, save, write
 from soak_load import Crowd
 
 # A GPU answers faster than clients ask, unless they are more.
 NUM_CLIENTS = {"none": 160, "cpu": 160, "cuda": 320}
 SAMPLE_S = 5.0
-SETTLE_S = 30.0  # for the last answers, and for writing down what was seen
+SAMPLES_A_NOTE = 6  # half a minute
 START_TIMEOUT_S = 300.0  # kernels may have to be compiled
 FLAGS = (
     "--poison-freed-pages --max-total-tokens 8192 --max-running-requests 32"
@@ -108,18 +111,51 @@ def settled(gateway: Gateway) -> bool:
     return all(metrics[name] == 0 for name in names)
 
 
-async def soak(gateway: Gateway, crowd: Crowd, seconds: float) -> tuple[list[Sample], list[dict[str, float]]]:
-    """What was seen of the stack while the crowd was at work; its load for as long as they asked for more."""
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What was seen of a stack while a crowd was at work. `loads`: its metrics for as long as they asked for more."""
+
+    crowd: Crowd
+    samples: list[Sample] = field(default_factory=list[Sample])
+    loads: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
+
+    @property
+    def waiting(self) -> list[float]:
+        """Requests that waited for their turn, a number a sample. At the first, nobody has asked yet."""
+        return [load["baleen_worker_waiting_requests"] for load in self.loads[1:]]
+
+    def facts(self) -> dict[str, Any]:
+        """What is written down of it, at the end or on the way."""
+        samples, waiting, tally = self.samples, self.waiting, self.crowd.tally
+        return {
+            "seconds": round(samples[-1]["minutes"] * 60),
+            "requests": dict(tally.done),
+            "checked_tokens": tally.tokens,
+            "wrong_answers": len(tally.wrong),
+            "wrong": tally.wrong[:10],
+            "missed": tally.missed,
+            "mean_waiting_requests": round(sum(waiting) / len(waiting), 1),
+            "rss_slope_mib_per_hour": {
+                name: round(slope_mib_per_hour(samples, name), 2) for name in sorted(samples[-1]["rss_mib"])
+            },
+            "samples": samples[:: int(60 / SAMPLE_S)],
+        }
+
+
+async def soak(gateway: Gateway, crowd: Crowd, seconds: float) -> Course:
+    """Watches the stack while the crowd is at work, and writes down what it has seen so far as it goes."""
     began_s = time.monotonic()
     work = asyncio.create_task(crowd.run(seconds))
-    samples, loads = [], []
+    course = Course(crowd)
     while not work.done():
-        samples.append(await asyncio.to_thread(sample, gateway, began_s))
+        course.samples.append(await asyncio.to_thread(sample, gateway, began_s))
         if time.monotonic() - began_s < seconds:
-            loads.append(await asyncio.to_thread(gateway.metrics))
+            course.loads.append(await asyncio.to_thread(gateway.metrics))
+        if len(course.samples) % SAMPLES_A_NOTE == 0:
+            await asyncio.to_thread(save, "soak", {"finished": False} | course.facts(), [])
         await asyncio.wait([work], timeout=SAMPLE_S)
     work.result()
-    return samples, loads
+    return course
 
 
 def plot_of(samples: Sequence[Sample]) -> Plot:
@@ -134,24 +170,16 @@ def plot_of(samples: Sequence[Sample]) -> Plot:
 class Seen:
     """What a soak has shown. `own`: the worker's counters; `freed`: pages that its cache gave back at the end."""
 
-    crowd: Crowd
+    course: Course
     before: Sample
     after: Sample
-    samples: list[Sample]
-    loads: list[dict[str, float]]
     metrics: dict[str, float]
     own: dict[str, float]
     freed: int
 
-    @property
-    def waiting(self) -> list[float]:
-        """Requests that waited for their turn, a number a sample. At the first, nobody has asked yet."""
-        return [load["baleen_worker_waiting_requests"] for load in self.loads[1:]]
-
 
 def measure(arguments: argparse.Namespace) -> Seen:
     """One soak of a stack that is started and ended here."""
-    began_s = time.monotonic()
     port, asks_model = free_port(), arguments.device != "none"
     num_clients = NUM_CLIENTS[arguments.device]
     flags = f"{RUNNER_FLAGS[arguments.device]} {FLAGS} --metrics-port {port}"
@@ -166,21 +194,18 @@ def measure(arguments: argparse.Namespace) -> Seen:
         time.sleep(2)  # connections of the warm-up are closed by then
         before = sample(gateway, time.monotonic())
         crowd = Crowd(gateway.url, num_clients, arguments.seed, asks_model=asks_model)
-        seconds = arguments.minutes * 60
-        if arguments.end_within is not None:
-            seconds = min(seconds, began_s + arguments.end_within - SETTLE_S - time.monotonic())
-        samples, loads = asyncio.run(soak(gateway, crowd, seconds))
+        course = asyncio.run(soak(gateway, crowd, arguments.minutes * 60))
         wait_for("everybody has been answered", lambda: settled(gateway))
         metrics, own = gateway.metrics(), worker_counters(port)
         freed = httpx.post(f"{gateway.url}/flush_cache").raise_for_status().json()["freed_pages"]
         time.sleep(2)
         after = sample(gateway, time.monotonic())
-    return Seen(crowd, before, after, samples, loads, metrics, own, freed)
+    return Seen(course, before, after, metrics, own, freed)
 
 
 def bars_of(seen: Seen, arguments: argparse.Namespace) -> list[Bar]:
     """What a soak is held to."""
-    before, after, tally = seen.before, seen.after, seen.crowd.tally
+    before, after, tally = seen.before, seen.after, seen.course.crowd.tally
     more_threads = sum(after["threads"].values()) - sum(before["threads"].values())
     bars = [
         Bar("wrong answers", len(tally.wrong), 0, "answers"),
@@ -189,35 +214,26 @@ def bars_of(seen: Seen, arguments: argparse.Namespace) -> list[Bar]:
         Bar("requests in flight at the end", seen.metrics["baleen_active_requests"], 0, "requests"),
         Bar("file descriptors more than before", after["fds"] - before["fds"], 0, "descriptors"),
         Bar("threads more than before", more_threads, 0, "threads"),
-        Bar("samples in which nobody waited", sum(not count for count in seen.waiting), 0, "samples"),
+        Bar("samples in which nobody waited", sum(not count for count in seen.course.waiting), 0, "samples"),
     ]
     if arguments.device != "none":
         missed = tally.missed / max(tally.done["plain"], 1)
         bars.append(Bar("questions that the model missed", round(missed, 4), MISSED_LIMIT, "of all"))
     if arguments.minutes >= SLOPE_FROM_MINUTES:
-        total = slope_mib_per_hour(seen.samples, None)
+        total = slope_mib_per_hour(seen.course.samples, None)
         bars.append(Bar("growth of memory, second half", round(total, 2), SLOPE_LIMIT_MIB_H, "MiB/h"))
     return bars
 
 
 def facts_of(seen: Seen) -> dict[str, Any]:
     """What is written down beside the bars."""
-    samples, waiting, tally = seen.samples, seen.waiting, seen.crowd.tally
     return {
-        "seconds": round(samples[-1]["minutes"] * 60),
-        "requests": dict(tally.done),
-        "checked_tokens": tally.tokens,
-        "wrong": tally.wrong[:10],
-        "missed": tally.missed,
-        "mean_waiting_requests": round(sum(waiting) / len(waiting), 1),
+        "finished": True,
+        **seen.course.facts(),
         "worker": {name: seen.own[name] for name in sorted(seen.own) if name.startswith("baleen_worker_")},
         "flushed_pages": seen.freed,
         "before": seen.before,
         "after": seen.after,
-        "rss_slope_mib_per_hour": {
-            name: round(slope_mib_per_hour(samples, name), 2) for name in sorted(samples[-1]["rss_mib"])
-        },
-        "samples": samples[:: int(60 / SAMPLE_S)],
     }
 
 
@@ -226,11 +242,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--warm-up-minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--end-within", type=float, metavar="SECONDS", help="cut the soak short to end by then")
     parser.add_argument("--device", choices=RUNNER_FLAGS, default="none", help="none: the fake runner (default)")
     arguments = parser.parse_args()
     seen = measure(arguments)
-    write("soak", facts_of(seen), bars_of(seen, arguments), plot_of(seen.samples))
+    write("soak", facts_of(seen), bars_of(seen, arguments), plot_of(seen.course.samples))
 
 
 if __name__ == "__main__":

@@ -100,21 +100,25 @@ class DecodeGraphs:
             return False
         return all(row.num_tokens == 1 and row.sample and not row.score_token_ids for row in rows)
 
-    def prepare(self, on_progress: Callable[[int, int], None] | None = None) -> None:
-        """Captures all sizes, the largest first, so that the smaller ones find memory that it has taken."""
-        for done, size in enumerate(reversed(self.sizes)):
-            self._prepare(size)
+    def rehearse(self) -> None:
+        """Runs the steps of all sizes once, not captured, which loads whatever any of them needs."""
+        for size in self.sizes:
+            with self._exchange.rehearsal():
+                for short in (True, False):
+                    self._step(size, short)
+                self._sample(size)
+
+    def prepare(
+        self, sizes: Sequence[int] | None = None, *, on_progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Captures these sizes, else all, the largest first, so that the smaller ones find memory that it has taken."""
+        sizes = self.sizes if sizes is None else sizes
+        for done, size in enumerate(sorted(sizes, reverse=True)):
+            for short in (True, False):
+                self._replay(size, short)
+            self._replay_sampling(size)
             if on_progress is not None:
-                on_progress(done + 1, len(self.sizes))
-
-    def prepare_largest(self) -> None:
-        """Captures the largest size alone, which says how much memory all of them need."""
-        self._prepare(self.sizes[-1])
-
-    def _prepare(self, size: int) -> None:
-        for short in (True, False):
-            self._replay(size, short)
-        self._replay_sampling(size)
+                on_progress(done + 1, len(sizes))
 
     def decode(self, rows: Sequence[PlannedRow]) -> Decoded:
         """Launches the step. The greedy tokens are already remembered for the rows' slots."""

@@ -1,7 +1,8 @@
 """Builds a runner from a model folder: device, dtype, kernels, weights, memory, graphs, in that order.
 
 On a GPU memory is measured, not guessed: the largest steps are run on a pool of two pages, the largest graphs are
-captured on it and dropped, and what then remains of the operator's fraction becomes pages. The account is logged.
+captured on one and dropped, twice, since what is loaded the first time stays and is not taken again, and what then
+remains of the operator's fraction becomes pages. The account is logged.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from baleen_worker.cache.storage import (
     device_capacity_pages,
     host_capacity_pages,
 )
-from baleen_worker.decode_graphs import GraphCapture, padded_sizes
-from baleen_worker.memory_account import MemoryAccount
+from baleen_worker.decode_graphs import DecodeGraphs, GraphCapture, padded_sizes
+from baleen_worker.memory_account import MemoryAccount, expected_graph_bytes
 from baleen_worker.model.deepseek_v32 import DeepseekForCausalLM
 from baleen_worker.model.fused.model import FusedModel
 from baleen_worker.model.fused.ops import FusedOps
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
     from baleen_worker.logit_processors import LogitProcessor
 
 _MAX_CPU_THREADS = 16
-# Graphs of smaller sizes take what the largest left and little more.
-_GRAPH_MARGIN = 1.15
+# Sizes below the largest whose graphs say how much those of every other one take.
+_MEASURED_SIZES = 3
 
 logger = logging.getLogger(__name__)
 
@@ -230,24 +231,25 @@ def _free_bytes(device: torch.device) -> int:
 def _fill_device(build: _Build, free_before: int, weights_bytes: int) -> tuple[ModelRunner, PagedPools]:
     """The runner with as many pages as fit, its graphs captured."""
     config, device = build.config, build.device
-    workspace_bytes, graph_bytes = _measure(build)
+    workspace_bytes, expected_bytes = _measure(build)
     num_pages = 1 + device_capacity_pages(
         build.layout,
         max_total_tokens=config.max_total_tokens,
         free_before=free_before,
         # What PyTorch keeps for itself counts as free, and the largest step as taken.
-        free_now=_free_bytes(device) - workspace_bytes - graph_bytes,
+        free_now=_free_bytes(device) - workspace_bytes - expected_bytes,
         mem_fraction_static=config.mem_fraction_static,
     )
     runner, pools = build.runner(num_pages)
     _warm_up(runner)
-    graph_bytes = _capture(runner)
+    graph_bytes = _capture(runner, device)
     account = MemoryAccount(
         free_before,
         weights_bytes=weights_bytes,
         kv_bytes=pools.num_bytes,
         kv_tokens=(num_pages - 1) * config.page_size,
         graph_bytes=graph_bytes,
+        expected_graph_bytes=expected_bytes,
         workspace_bytes=workspace_bytes,
         free_after=_free_bytes(device),
     )
@@ -257,7 +259,10 @@ def _fill_device(build: _Build, free_before: int, weights_bytes: int) -> tuple[M
 
 
 def _measure(build: _Build) -> tuple[int, int]:
-    """Bytes that the largest steps and the largest graphs take beside weights and pages, on a pool of two pages."""
+    """Bytes that the largest steps and all graphs take beside weights and pages, on pools of two pages.
+
+    What is loaded on the way stays, and is missing from what is free afterwards.
+    """
     device = build.device
     runner, _ = build.runner(2)
     before = torch.cuda.memory_allocated(device)
@@ -265,18 +270,48 @@ def _measure(build: _Build) -> tuple[int, int]:
     _warm_up(runner)
     for plan in _largest_steps(build):
         runner.launch(plan).collect()
-    workspace_bytes = torch.cuda.max_memory_allocated(device) - before
-    torch.cuda.empty_cache()
-    free = _free_bytes(device)
-    if runner.graphs is not None:
-        runner.graphs.prepare_largest()
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
-    graph_bytes = int(_GRAPH_MARGIN * max(0, free - _free_bytes(device)))
     del runner
+    graph_bytes = _measure_graphs(lambda: build.runner(2)[0].graphs, lambda: _settled_free_bytes(device))
+    workspace_bytes = torch.cuda.max_memory_allocated(device) - before
+    return workspace_bytes, graph_bytes
+
+
+def _measure_graphs(make: Callable[[], DecodeGraphs | None], free_bytes: Callable[[], int]) -> int:
+    """Bytes to set aside for the graphs of all sizes.
+
+    `make`: graphs with a memory of their own, of which none is captured; None for no graphs. `free_bytes`: of the
+    device, when all that nobody uses has been given back.
+    """
+
+    def taken(graphs: DecodeGraphs, sizes: Sequence[int]) -> int:
+        free = free_bytes()
+        graphs.prepare(sizes)
+        return free - free_bytes()
+
+    graphs = make()
+    if graphs is None:
+        return 0
+    graphs.rehearse()
+    largest, others = graphs.sizes[-1:], graphs.sizes[:-1][-_MEASURED_SIZES:]
+    first = taken(graphs, largest)
+    del graphs
+    graphs = make()
+    assert graphs is not None
+    again, rest = taken(graphs, largest), taken(graphs, others)
+    num_sizes = len(graphs.sizes)
+    del graphs
+    free_bytes()
+    told = (first / 2**20, again / 2**20, len(others), rest / 2**20)
+    logger.info("graphs of the largest step took %.0f MiB at first, %.0f MiB again, %d other sizes %.0f MiB", *told)
+    return expected_graph_bytes(again, rest, num_others=len(others), num_sizes=num_sizes)
+
+
+def _settled_free_bytes(device: torch.device) -> int:
+    """What is free when nothing runs any more and everything that nobody uses has been given back."""
+    torch.cuda.synchronize(device)
     gc.collect()
     torch.cuda.empty_cache()
-    return workspace_bytes, graph_bytes
+    return _free_bytes(device)
 
 
 def _largest_steps(build: _Build) -> list[StepPlan]:
@@ -289,22 +324,19 @@ def _largest_steps(build: _Build) -> list[StepPlan]:
     return [StepPlan(0, (admission,), (row,)) for row in rows]
 
 
-def _capture(runner: ModelRunner) -> int:
+def _capture(runner: ModelRunner, device: torch.device) -> int:
     """Captures all graphs; returns the bytes that they take."""
     if runner.graphs is None:
         return 0
-    torch.cuda.empty_cache()
-    free = torch.cuda.mem_get_info()[0]
+    free = _settled_free_bytes(device)
     with tqdm(desc="capturing graphs", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
 
         def show(done: int, total: int) -> None:
             bar.total = total
             bar.update(done - bar.n)
 
-        runner.graphs.prepare(show)
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    return max(0, free - torch.cuda.mem_get_info()[0])
+        runner.graphs.prepare(on_progress=show)
+    return max(0, free - _settled_free_bytes(device))
 
 
 def _warm_up(runner: ModelRunner) -> None:
