@@ -127,6 +127,21 @@ def test_every_reader_takes_the_changed_tensors(overlay: Path, whole: Path) -> N
     assert all(torch.equal(last[name].float(), tensor.float()) for name, tensor in stored.items())
 
 
+def test_the_index_decides_whatever_the_files_are_called(overlay: Path, tmp_path: Path) -> None:
+    first = "a.safetensors"  # in front of the shard that holds the older tensors
+    for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
+        (tmp_path / name).symlink_to(MICRO / name)
+    shutil.copy(overlay / "model-changed.safetensors", tmp_path / first)
+    index = (overlay / "model.safetensors.index.json").read_text().replace("model-changed.safetensors", first)
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    assert {name for name, header in open_checkpoint(tmp_path).tensors.items() if header.file.name == first} == {
+        name for name in read_official(MICRO) if name.startswith(INDEXER)
+    }
+    expected = read_official(overlay)
+    for name, tensor in read_official(tmp_path).items():
+        assert torch.equal(tensor.float(), expected[name].float()), name
+
+
 def test_the_worker_loads_the_changed_tensors(overlay: Path, whole: Path) -> None:
     assert load_model_config(overlay).index_layers == (True, False, True)
     assert load_model_config(overlay).config_digest != load_model_config(MICRO).config_digest
