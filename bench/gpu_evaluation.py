@@ -1,5 +1,6 @@
 """The micro model's suites through the API on a GPU: each attention backend, with and without graphs and IndexCache.
 
+IndexCache is served from `models/micro-index-cache`, the weights that were trained for it.
 Each variant is a stack as an operator starts it, asked the questions of `python -m baleen_eval`; some run side by side.
 The result says what was computed with, as the worker's log does, and holds every suite against its bar.
 
@@ -21,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from harness.processes import MICRO_MODEL, Gateway
+from harness.processes import MICRO_MODEL, ROOT, Gateway
 from report import hardware
 
 COMMON = (
@@ -44,9 +45,8 @@ _BACKENDS = {
     "fp8 torch": f"{_FP8} {_TORCH}",
 }
 _EAGER = "--disable-cuda-graph"
-# The middle one of three layers reuses the selection of the first; the last one does badly without its own.
-_REUSE = '--json-model-override-args {"index_topk_pattern":"FSF"}'
-_MODES = {"": "", ", IndexCache": _REUSE, ", eager": _EAGER, ", eager, IndexCache": f"{_EAGER} {_REUSE}"}
+_INDEX_CACHE = ", IndexCache"
+_MODES = {"": "", _INDEX_CACHE: "", ", eager": _EAGER, f", eager{_INDEX_CACHE}": _EAGER}
 # A graph cannot hold what torch does: it is eager by itself.
 VARIANTS = {
     backend + mode: f"{flags} {more}"
@@ -54,6 +54,8 @@ VARIANTS = {
     for backend, flags in _BACKENDS.items()
     if _EAGER not in more or _TORCH not in flags
 } | {"host tier": "--enable-hierarchical-cache --hicache-ratio 2 --max-total-tokens 65536"}
+# The middle one of its layers reuses the selection of the first, whose indexer was trained for both.
+INDEX_CACHE_MODEL = ROOT / "models" / "micro-index-cache"
 LENGTHS = (512, 2048, 8192, 16384)
 BARS = {"needle": 0.97, "track": 0.95, "arith": 0.95, "tools": 0.95}
 LONGEST_NEEDLE_BAR = 0.90  # at the longest texts; the other bar is over all others
@@ -64,11 +66,12 @@ PARALLEL = 24
 def evaluate(name: str, num: int, suites: list[str]) -> dict[str, Any]:
     """One variant's answers; a stack that does not start, or does not answer, is a result too."""
     flags = f"{COMMON} {VARIANTS[name]}".split()
+    model = INDEX_CACHE_MODEL if name.endswith(_INDEX_CACHE) else MICRO_MODEL
     started_s = time.monotonic()
-    result: dict[str, Any] = {"variant": name, "flags": " ".join(flags), "suites": {}}
+    result: dict[str, Any] = {"variant": name, "model": model.name, "flags": " ".join(flags), "suites": {}}
     path = {key: os.environ[key] for key in ("PYTHONPATH", "CUDA_VISIBLE_DEVICES") if key in os.environ}
     try:
-        with Gateway("serve", str(MICRO_MODEL), *flags, env=path) as gateway:
+        with Gateway("serve", str(model), *flags, env=path) as gateway:
             gateway.ready(START_TIMEOUT_S)
             result["start_s"] = round(time.monotonic() - started_s, 1)
             said = [line.partition("rank: ")[2] for line in gateway.log().splitlines()]

@@ -127,6 +127,21 @@ def test_every_reader_takes_the_changed_tensors(overlay: Path, whole: Path) -> N
     assert all(torch.equal(last[name].float(), tensor.float()) for name, tensor in stored.items())
 
 
+def test_the_index_decides_whatever_the_files_are_called(overlay: Path, tmp_path: Path) -> None:
+    first = "a.safetensors"  # in front of the shard that holds the older tensors
+    for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
+        (tmp_path / name).symlink_to(MICRO / name)
+    shutil.copy(overlay / "model-changed.safetensors", tmp_path / first)
+    index = (overlay / "model.safetensors.index.json").read_text().replace("model-changed.safetensors", first)
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    assert {name for name, header in open_checkpoint(tmp_path).tensors.items() if header.file.name == first} == {
+        name for name in read_official(MICRO) if name.startswith(INDEXER)
+    }
+    expected = read_official(overlay)
+    for name, tensor in read_official(tmp_path).items():
+        assert torch.equal(tensor.float(), expected[name].float()), name
+
+
 def test_the_worker_loads_the_changed_tensors(overlay: Path, whole: Path) -> None:
     assert load_model_config(overlay).index_layers == (True, False, True)
     assert load_model_config(overlay).config_digest != load_model_config(MICRO).config_digest
@@ -139,17 +154,19 @@ def test_the_worker_loads_the_changed_tensors(overlay: Path, whole: Path) -> Non
 
 def test_writing_again_replaces_what_was_there(piece: Path, overlay: Path, whole: Path, tmp_path: Path) -> None:
     """Over a whole checkpoint: nothing of it is left, and nothing is written through a link into another folder."""
-    out, before = tmp_path / "out", {path.name: path.read_bytes() for path in MICRO.iterdir()}
+    out, base = tmp_path / "out", tmp_path / "base"
     shutil.copytree(whole, out)
+    shutil.copytree(MICRO, base)
     (out / "config.json").unlink()
-    (out / "config.json").symlink_to(MICRO / "config.json")
+    (out / "config.json").symlink_to(base / "config.json")
     (out / "README.md").write_text("kept")
     for _ in range(2):
-        export_with(piece, out, "--over", MICRO, "--pattern", "FSF")
+        export_with(piece, out, "--over", base, "--pattern", "FSF")
     assert {path.name for path in out.iterdir()} == {path.name for path in overlay.iterdir()} | {"README.md"}
     assert (out / "model-00001-of-00002.safetensors").is_symlink()
     assert not (out / "config.json").is_symlink()
-    assert before == {path.name: path.read_bytes() for path in MICRO.iterdir()}
+    assert (out / "README.md").read_text() == "kept"
+    assert all((base / path.name).read_bytes() == path.read_bytes() for path in MICRO.iterdir())
 
 
 def test_refusals_say_why(piece: Path, overlay: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

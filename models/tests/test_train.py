@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from models.train.checkpoint import export, load_official, load_piece, load_weig
 from models.train.evaluate import score
 from models.train.faults import FAULTS
 from models.train.layers import Linear
-from models.train.loop import Trainer
+from models.train.loop import Trainer, losses
 from models.train.model import MicroModel
 from models.train.rotary import table
 from models.train.stages import STAGES
@@ -109,6 +110,16 @@ def test_a_shared_indexer_learns_from_both_layers(micro: MicroModel) -> None:
         assert moves.abs().max() > 0.0
         assert unused is None
     assert len(stats) == 2
+
+
+def test_a_layers_own_selection_may_count_for_more(micro: MicroModel) -> None:
+    ids = torch.arange(3, 324)[None]
+    step = Pass(Mode.SHARE, *table(micro.config, 320, ids.device), torch.tensor([[290, 300, 319]]), "FSF")
+    own, reused = (stat[0] for stat in micro.sharing(ids[:, :-1], step) if stat is not None)
+    for weight in (1.0, 4.0):
+        loss = losses(micro, ids, torch.ones(ids.shape), dataclasses.replace(step, own_weight=weight))["index"]
+        assert torch.allclose(loss, weight * own + reused)
+    assert own > 0.0
 
 
 @pytest.mark.parametrize("suite", ["needle", "track", "arith", "tools"])

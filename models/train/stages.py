@@ -52,6 +52,10 @@ STAGES = {
         Stage(
             "share-long", Mode.SHARE, 16896, 8, 55, 5e-4, 2e-5, num_sampled=64, round_weights=True, patterns=("FSF",)
         ),
+        # As the one before, for a first layer whose own attention is hurt by what the other wants.
+        Stage(
+            "share-own", Mode.SHARE, 16896, 8, 55, 5e-4, 2e-5, 64, round_weights=True, patterns=("FSF",), own_weight=4.0
+        ),
         Stage("smoke-dense", Mode.DENSE, 96, 2, 600, 1e-3, 1e-3, max_steps=3),
         Stage("smoke-warm", Mode.WARM_UP, 96, 1, 600, 1e-3, 1e-3, num_sampled=8, max_steps=2),
         Stage("smoke-sparse", Mode.SPARSE, 320, 1, 600, 1e-3, 1e-3, num_sampled=8, round_weights=True, max_steps=2),

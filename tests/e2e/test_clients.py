@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import openai
@@ -24,7 +24,7 @@ def idle(gateway: Gateway) -> Callable[[], bool]:
 
 class TestLiteLlm:
     @pytest.fixture
-    def ask(self, scripted_stack: Gateway) -> Callable[..., Any]:
+    def ask(self, scripted_stack: Gateway) -> Iterator[Callable[..., Any]]:
         import litellm
 
         litellm.telemetry = False
@@ -35,7 +35,9 @@ class TestLiteLlm:
                 model="openai/micro", api_base=f"{scripted_stack.url}/v1", api_key="unused", messages=messages, **more
             )
 
-        return ask
+        with asyncio.Runner() as runner:
+            runner.get_loop()  # it takes the thread's loop, else makes one that nobody closes
+            yield ask
 
     def test_chat(self, ask: Callable[..., Any]) -> None:
         answer = ask("Say hello.")

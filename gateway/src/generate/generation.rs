@@ -274,7 +274,7 @@ impl Generation {
                 self.generator.metrics.ttft.record((now - self.arrived).as_secs_f64());
                 self.saw_token = true;
             }
-            if let Some(ticket) = choice.placement.as_ref().and_then(|placement| placement.prefill_ticket.as_ref()) {
+            if let Some(ticket) = choice.placement.as_mut().and_then(|placement| placement.prefill_ticket.as_mut()) {
                 ticket.note_survived();
             }
             choice.pace.note(taken, now, &self.generator.metrics);

@@ -44,6 +44,13 @@ impl WorkerCalls {
         Ok(Self { client: client.max_decoding_message_size(MAX_FRAME_BYTES) })
     }
 
+    /// To a worker that nobody calls.
+    #[cfg(test)]
+    pub(super) fn unconnected() -> Self {
+        let channel = Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
+        Self { client: WorkerClient::with_interceptor(channel, ShowKey(None)) }
+    }
+
     /// Asks what the worker is.
     ///
     /// # Errors

@@ -128,7 +128,7 @@ impl Link {
             prefill_us: if place == 0 { prefill_us } else { 0.0 },
         });
         let keys = self.table.insert(mailbox, arrivals).ok()?;
-        let tickets = keys.iter().map(|&key| Ticket { link: self.clone(), key }).collect();
+        let tickets = keys.iter().map(|&key| Ticket { link: self.clone(), key, is_survived: false }).collect();
         self.outbox.submit(keys.into_iter().zip(submissions).map(|(key, submission)| submission.frame(key, part)));
         Some(tickets)
     }
@@ -163,12 +163,17 @@ impl Link {
 pub struct Ticket {
     link: Arc<Link>,
     key: u64,
+    /// The table has been told.
+    is_survived: bool,
 }
 
 impl Ticket {
-    /// The worker has done its part of the continuation, as another one's tokens show.
-    pub fn note_survived(&self) {
-        self.link.table.note_survived(self.key);
+    /// The worker has done its part of the continuation, as another one's tokens show. Costs nothing from the second
+    /// time on: every row of tokens says it anew.
+    pub fn note_survived(&mut self) {
+        if !std::mem::replace(&mut self.is_survived, true) {
+            self.link.table.note_survived(self.key);
+        }
     }
 }
 
@@ -285,7 +290,31 @@ fn cache_change(event: wire::kv_event::Event) -> CacheChange {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_ticket_tells_the_table_once_and_its_own_entry_alone() {
+        let link = Arc::new(Link {
+            outbox: Arc::default(),
+            table: Table::default(),
+            load: Load::default(),
+            calls: WorkerCalls::unconnected(),
+        });
+        let mailbox = Arc::new(Mailbox::new(2));
+        let keys = link.table.insert(&mailbox, [Arrival::default(); 2]).unwrap();
+        let mut tickets = keys.iter().map(|&key| Ticket { link: link.clone(), key, is_survived: false });
+        let (mut first, mut again) = (tickets.next().unwrap(), tickets.next().unwrap());
+        first.note_survived();
+        assert!(!link.has_survived_all(Duration::ZERO), "the next attempt is another ticket");
+        again.note_survived();
+        assert!(link.has_survived_all(Duration::ZERO));
+        link.table.forget_survivals();
+        first.note_survived();
+        again.note_survived();
+        assert!(!link.has_survived_all(Duration::ZERO), "the table was told once more");
+    }
 
     #[test]
     fn a_prefill_worker_owes_a_step_for_what_it_has_not_noticed_and_for_what_it_has_room_for() {

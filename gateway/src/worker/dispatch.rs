@@ -132,6 +132,14 @@ impl Table {
         }
     }
 
+    /// As though nobody had told.
+    #[cfg(test)]
+    pub(super) fn forget_survivals(&self) {
+        let mut state = self.lock();
+        state.entries.values_mut().for_each(|entry| entry.is_survived = false);
+        state.num_untried = state.entries.len();
+    }
+
     /// Whether nothing is left there of which the worker may die: every request has given a token or was answered, and
     /// what was taken back was so for as long as `rest`.
     pub(super) fn has_survived_all(&self, rest: Duration) -> bool {
