@@ -98,6 +98,19 @@ def test_a_stage_for_indexers_moves_nothing_else(
     assert moved == {name for name in before if trained in name}
 
 
+def test_a_stage_for_attention_moves_nothing_else(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    model = new_model()
+    load_weights(model, MICRO)
+    before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    trainer = Trainer(model, tmp_path / "tokenizer.json", tmp_path / "log.jsonl", torch.device("cpu"))
+    trainer.run(STAGES["smoke-adapt"], seed=1, num_workers=0)
+    moved = {name for name, tensor in model.state_dict().items() if not torch.equal(before[name], tensor)}
+    reuses = "model.layers.1.self_attn.indexer."
+    assert moved == {name for name in before if ".self_attn." in name and not name.startswith(reuses)}
+
+
 def test_a_shared_indexer_learns_from_both_layers(micro: MicroModel) -> None:
     ids = torch.arange(3, 323)[None]
     step = Pass(Mode.SHARE, *table(micro.config, 320, ids.device), torch.tensor([[290, 300, 319]]), "FSF")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,7 +121,7 @@ class Trainer:
         index_only = stage.mode in _INDEX_ONLY
         index_parameters = set(self.model.index_parameters(stage.patterns))
         for name, parameter in self.model.named_parameters():
-            trains = parameter in index_parameters if index_only else True
+            trains = parameter in index_parameters if index_only else re.search(stage.only, name) is not None
             parameter.requires_grad_(trains and not name.endswith("e_score_correction_bias"))
         self.optimiser.zero_grad(set_to_none=True)
         dataset = Rows(self.tokenizer_path, stage.row_len, seed, stage.shares)
@@ -145,6 +146,9 @@ class Trainer:
             pattern = stage.patterns[number % len(stage.patterns)]
             step = Pass(stage.mode, cos, sin, sampled, pattern, stage.own_weight)
             parts = self._step(step, ids, weights, lr)
+            if not index_only and not stage.only:
+                for layer in self.model.moe_layers():
+                    layer.balance(BALANCE_SPEED)
             self.steps += 1
             self.tokens += stage.num_rows * stage.row_len
             if number % _LOG_EVERY == 0 or number + 1 == stage.max_steps:
@@ -162,9 +166,6 @@ class Trainer:
             group["lr"] = lr
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        if step.mode not in _INDEX_ONLY:
-            for layer in self.model.moe_layers():
-                layer.balance(BALANCE_SPEED)
         return parts
 
     def _log(self, stage: Stage, number: int, elapsed: float, lr: float, parts: dict[str, Tensor]) -> None:

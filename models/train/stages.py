@@ -21,7 +21,8 @@ class Stage:
 
     The learning rate goes linearly from `lr` to `lr_end`. `num_sampled` positions of each row train the indexer.
     `round_weights`: weights are seen as block FP8 rounds them. `patterns`: which layers reuse selections
-    (`Pass.pattern`), a step each in turn. `own_weight`: `Pass.own_weight`.
+    (`Pass.pattern`), a step each in turn. `own_weight`: `Pass.own_weight`. `only`: what the names of parameters that
+    train must match; where some do not, experts are not balanced either.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Stage:
     shares: Shares = EVEN
     patterns: tuple[str, ...] = ("",)
     own_weight: float = 1.0
+    only: str = ""
 
 
 STAGES = {
@@ -56,9 +58,20 @@ STAGES = {
         Stage(
             "share-own", Mode.SHARE, 16896, 8, 55, 5e-4, 2e-5, 64, round_weights=True, patterns=("FSF",), own_weight=4.0
         ),
+        # Then attention learns to do with what it is given.
+        Stage(
+            *("adapt", Mode.SPARSE, 16896, 8, 140, 5e-4, 2e-5, 64),
+            round_weights=True,
+            shares=MORE_TOOLS,
+            patterns=("FSF",),
+            only=r"layers\.[012]\.self_attn",
+        ),
         Stage("smoke-dense", Mode.DENSE, 96, 2, 600, 1e-3, 1e-3, max_steps=3),
         Stage("smoke-warm", Mode.WARM_UP, 96, 1, 600, 1e-3, 1e-3, num_sampled=8, max_steps=2),
         Stage("smoke-sparse", Mode.SPARSE, 320, 1, 600, 1e-3, 1e-3, num_sampled=8, round_weights=True, max_steps=2),
+        Stage(
+            "smoke-adapt", Mode.SPARSE, 320, 1, 600, 1e-3, 1e-3, 8, max_steps=2, patterns=("FSF",), only=r"\.self_attn"
+        ),
         Stage(
             "smoke-share", Mode.SHARE, 320, 1, 600, 1e-3, 1e-3, 8, round_weights=True, max_steps=2, patterns=("FSF",)
         ),
