@@ -64,7 +64,7 @@ pub struct Choice {
     replay: Option<ReplayPlace>,
     /// Held likewise by one under which a worker died, from when workers are kept free for it.
     hearing: Option<Hearing>,
-    /// The worker that died so, or was given up by its peer in a trial, unless it turns out to live.
+    /// The worker that died so, or was given up by its peer, unless it turns out to live.
     mourned: Option<Life>,
     /// Prompt scores that came already, and how many of them a repeated prompt brings once more.
     num_prompt_scores: usize,

@@ -122,6 +122,28 @@ async fn a_decode_worker_that_cannot_reach_its_peer_is_given_another_one() {
 }
 
 #[tokio::test]
+async fn a_request_whose_peer_lives_is_no_suspect_and_waits_for_nobody_else() {
+    let prefills = [prefill().await, prefill().await];
+    let decode = FakeWorker::start_as(Role::Decode, |submit| match submit.attempt {
+        _ if submit.prompt_token_ids == [1, 2, 3] => vec![Act::Hang],
+        0 => vec![Act::Fail(wire::ErrorCode::PeerFailed, "", "The peer makes no progress.")],
+        _ => say("Yes."),
+    })
+    .await;
+    let gateway = Gateway::start_whole(pairs(&[&prefills[0], &prefills[1]], &[&decode])).await;
+    let stuck = json!({"prompt": [1, 2, 3]});
+    let asked = async {
+        assert_eq!(decode.next_submit().await.prompt_token_ids, [1, 2, 3]);
+        // A trial would wait ten seconds for the one that is stuck there.
+        tokio::time::timeout(Duration::from_secs(8), gateway.ask(CHAT, &hello(&json!({})))).await.expect("no trial")
+    };
+    tokio::select! {
+        reply = gateway.post(COMPLETIONS, &stuck) => panic!("the one that hangs is answered with {}", reply.status),
+        answer = asked => assert_eq!(answer["choices"][0]["message"]["content"], "Yes."),
+    }
+}
+
+#[tokio::test]
 async fn a_decode_worker_that_dies_is_a_pause_to_its_clients() {
     let prefill = prefill().await;
     let decodes = [decode(STORY).await, decode(STORY).await];

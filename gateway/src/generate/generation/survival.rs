@@ -96,18 +96,16 @@ impl Generation {
             }
             hearing => drop(hearing),
         }
-        let may_be_death = match failure.kind {
-            FailureKind::Lost => true,
-            FailureKind::PeerFailed => in_trial,
-            _ => false,
-        };
-        if may_be_death
+        if matches!(failure.kind, FailureKind::Lost | FailureKind::PeerFailed)
             && choice.attempts.is_suspect()
             && let Some(retained) = &choice.retained
         {
-            let death = Death { worker: life(&blamed), in_trial };
-            choice.mourned = Some(death.worker);
-            self.generator.limits.note_death(retained.fingerprint(), death, now);
+            choice.mourned = Some(life(&blamed));
+            // A peer that does not answer is rarely dead, and condemns nobody but in a trial.
+            if failure.kind == FailureKind::Lost || in_trial {
+                let death = Death { worker: life(&blamed), in_trial };
+                self.generator.limits.note_death(retained.fingerprint(), death, now);
+            }
         }
         let may_go_on = match verdict {
             Verdict::Fail | Verdict::GoOn => false,

@@ -353,10 +353,12 @@ impl World {
         assert!(request.tries_in_vain <= MAX_TRIES_IN_VAIN);
         let pair = self.release(index);
         let blamed = if kind == FailureKind::PeerFailed { pair.unwrap().0 } else { number };
-        if let (Some((trial, _)), FailureKind::PeerFailed) = (hearing, kind) {
-            trial.end_in_doubt(life(blamed), self.now + REST);
+        if kind == FailureKind::PeerFailed {
             let request = &mut self.requests[index];
-            request.mourned = in_trial.then_some((blamed, request.life));
+            request.mourned = Some((blamed, request.life));
+            if let Some((trial, _)) = hearing {
+                trial.end_in_doubt(life(blamed), self.now + REST);
+            }
         }
         let worker = &mut self.workers[blamed];
         match kind {
