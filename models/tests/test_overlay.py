@@ -35,6 +35,7 @@ from models.train.loop import Trainer
 from models.train.stages import STAGES
 
 MICRO = Path(__file__).parents[1] / "micro"
+STORED = MICRO.with_name("micro-index-cache")
 INDEXER = "model.layers.0.self_attn.indexer."
 
 
@@ -150,6 +151,17 @@ def test_the_worker_loads_the_changed_tensors(overlay: Path, whole: Path) -> Non
     for name, parameter in ours.items():
         assert torch.equal(parameter, written[name]), name
         assert torch.equal(parameter, base[name]) != name.startswith(INDEXER), name
+
+
+def test_the_stored_one_is_micro_but_for_an_indexer() -> None:
+    assert load_model_config(STORED).index_layers == (True, False, True)
+    assert all(path.resolve().parent in (STORED, MICRO) for path in STORED.iterdir())
+    base = read_official(MICRO)
+    stored = read_official(STORED)
+    assert stored.keys() == base.keys()
+    changed = {name for name, tensor in stored.items() if not torch.equal(tensor.float(), base[name].float())}
+    assert changed
+    assert all(name.startswith(INDEXER) for name in changed)
 
 
 def test_writing_again_replaces_what_was_there(piece: Path, overlay: Path, whole: Path, tmp_path: Path) -> None:

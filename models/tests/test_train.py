@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from models.train.checkpoint import export, load_official, load_piece, load_weig
 from models.train.evaluate import score
 from models.train.faults import FAULTS
 from models.train.layers import Linear
-from models.train.loop import Trainer, losses
+from models.train.loop import Trainer
 from models.train.model import MicroModel
 from models.train.rotary import table
 from models.train.stages import STAGES
@@ -98,19 +97,6 @@ def test_a_stage_for_indexers_moves_nothing_else(
     assert moved == {name for name in before if trained in name}
 
 
-def test_a_stage_for_attention_moves_nothing_else(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    torch.manual_seed(0)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    model = new_model()
-    load_weights(model, MICRO)
-    before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    trainer = Trainer(model, tmp_path / "tokenizer.json", tmp_path / "log.jsonl", torch.device("cpu"))
-    trainer.run(STAGES["smoke-adapt"], seed=1, num_workers=0)
-    moved = {name for name, tensor in model.state_dict().items() if not torch.equal(before[name], tensor)}
-    reuses = "model.layers.1.self_attn.indexer."
-    assert moved == {name for name in before if ".self_attn." in name and not name.startswith(reuses)}
-
-
 def test_a_shared_indexer_learns_from_both_layers(micro: MicroModel) -> None:
     ids = torch.arange(3, 323)[None]
     step = Pass(Mode.SHARE, *table(micro.config, 320, ids.device), torch.tensor([[290, 300, 319]]), "FSF")
@@ -123,16 +109,6 @@ def test_a_shared_indexer_learns_from_both_layers(micro: MicroModel) -> None:
         assert moves.abs().max() > 0.0
         assert unused is None
     assert len(stats) == 2
-
-
-def test_a_layers_own_selection_may_count_for_more(micro: MicroModel) -> None:
-    ids = torch.arange(3, 324)[None]
-    step = Pass(Mode.SHARE, *table(micro.config, 320, ids.device), torch.tensor([[290, 300, 319]]), "FSF")
-    own, reused = (stat[0] for stat in micro.sharing(ids[:, :-1], step) if stat is not None)
-    for weight in (1.0, 4.0):
-        loss = losses(micro, ids, torch.ones(ids.shape), dataclasses.replace(step, own_weight=weight))["index"]
-        assert torch.allclose(loss, weight * own + reused)
-    assert own > 0.0
 
 
 @pytest.mark.parametrize("suite", ["needle", "track", "arith", "tools"])

@@ -47,7 +47,6 @@ class Pass:
     sampled: [B, S] positions at which the indexer is compared with the attention, or None.
     pattern: `index_topk_pattern` of config.json: layers with an "S" reuse the selection of the layer before them, all
     others make their own.
-    own_weight: what a layer with its own selection counts in the indexers' loss; one that reuses a selection counts 1.
     """
 
     mode: Mode
@@ -55,7 +54,6 @@ class Pass:
     sin: Tensor
     sampled: Tensor | None = None
     pattern: str = ""
-    own_weight: float = 1.0
 
     def reuses(self, layer: int) -> bool:
         """Whether a layer goes by the selection of the layer before it."""

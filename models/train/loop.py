@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,10 +49,10 @@ def losses(model: MicroModel, ids: Tensor, weights: Tensor, step: Pass) -> dict[
     In WARM_UP and SHARE only the indexers', in SHARE only of the layers that share a selection.
     """
     if step.mode is Mode.SHARE:
-        return _index_loss(model.sharing(ids[:, :-1], step), step)
+        return _index_loss(model.sharing(ids[:, :-1], step))
     hidden, stats = model(ids[:, :-1], step)
     mtp_hidden, mtp_stats = model.mtp(hidden[:, :-1], ids[:, 1:-1], _shorter(step))
-    parts = _index_loss([*stats, mtp_stats], step)
+    parts = _index_loss([*stats, mtp_stats])
     if step.mode is Mode.WARM_UP:
         return parts
     parts["main"], parts["accuracy"] = _cross_entropy(model.logits(hidden), ids[:, 1:], weights[:, 1:])
@@ -61,16 +60,13 @@ def losses(model: MicroModel, ids: Tensor, weights: Tensor, step: Pass) -> dict[
     return parts
 
 
-def _index_loss(stats: list[Tensor | None], step: Pass) -> dict[str, Tensor]:
-    """The weighted sum of the layers' losses, and each one's recall; nothing where nothing was compared."""
-    known = [(layer, stat) for layer, stat in enumerate(stats) if stat is not None]
+def _index_loss(stats: list[Tensor | None]) -> dict[str, Tensor]:
+    """The sum of the layers' losses, and each one's recall; nothing where nothing was compared."""
+    known = [stat for stat in stats if stat is not None]
     if not known:
         return {}
-    weighted = [stat[0] if step.reuses(layer) else step.own_weight * stat[0] for layer, stat in known]
-    return {
-        "index": torch.stack(weighted).sum(),
-        "recall": torch.stack([stat[1] for _, stat in known]).detach(),
-    }
+    together = torch.stack(known)
+    return {"index": together[:, 0].sum(), "recall": together[:, 1].detach()}
 
 
 def _shorter(step: Pass) -> Pass:
@@ -121,7 +117,7 @@ class Trainer:
         index_only = stage.mode in _INDEX_ONLY
         index_parameters = set(self.model.index_parameters(stage.patterns))
         for name, parameter in self.model.named_parameters():
-            trains = parameter in index_parameters if index_only else re.search(stage.only, name) is not None
+            trains = parameter in index_parameters if index_only else True
             parameter.requires_grad_(trains and not name.endswith("e_score_correction_bias"))
         self.optimiser.zero_grad(set_to_none=True)
         dataset = Rows(self.tokenizer_path, stage.row_len, seed, stage.shares)
@@ -143,12 +139,8 @@ class Trainer:
             lr = (stage.lr + (stage.lr_end - stage.lr) * share) * min(1.0, (number + 1) / WARM_UP_STEPS)
             ids, weights = ids.to(self.device), weights.to(self.device)
             sampled = sample_positions(weights, stage.num_sampled) if stage.num_sampled else None
-            pattern = stage.patterns[number % len(stage.patterns)]
-            step = Pass(stage.mode, cos, sin, sampled, pattern, stage.own_weight)
+            step = Pass(stage.mode, cos, sin, sampled, stage.patterns[number % len(stage.patterns)])
             parts = self._step(step, ids, weights, lr)
-            if not index_only and not stage.only:
-                for layer in self.model.moe_layers():
-                    layer.balance(BALANCE_SPEED)
             self.steps += 1
             self.tokens += stage.num_rows * stage.row_len
             if number % _LOG_EVERY == 0 or number + 1 == stage.max_steps:
@@ -166,6 +158,9 @@ class Trainer:
             group["lr"] = lr
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
+        if step.mode not in _INDEX_ONLY:
+            for layer in self.model.moe_layers():
+                layer.balance(BALANCE_SPEED)
         return parts
 
     def _log(self, stage: Stage, number: int, elapsed: float, lr: float, parts: dict[str, Tensor]) -> None:

@@ -21,8 +21,7 @@ class Stage:
 
     The learning rate goes linearly from `lr` to `lr_end`. `num_sampled` positions of each row train the indexer.
     `round_weights`: weights are seen as block FP8 rounds them. `patterns`: which layers reuse selections
-    (`Pass.pattern`), a step each in turn. `own_weight`: `Pass.own_weight`. `only`: what the names of parameters that
-    train must match; where some do not, experts are not balanced either.
+    (`Pass.pattern`), a step each in turn.
     """
 
     name: str
@@ -37,8 +36,6 @@ class Stage:
     max_steps: int = 1_000_000
     shares: Shares = EVEN
     patterns: tuple[str, ...] = ("",)
-    own_weight: float = 1.0
-    only: str = ""
 
 
 STAGES = {
@@ -54,24 +51,9 @@ STAGES = {
         Stage(
             "share-long", Mode.SHARE, 16896, 8, 55, 5e-4, 2e-5, num_sampled=64, round_weights=True, patterns=("FSF",)
         ),
-        # As the one before, for a first layer whose own attention is hurt by what the other wants.
-        Stage(
-            "share-own", Mode.SHARE, 16896, 8, 55, 5e-4, 2e-5, 64, round_weights=True, patterns=("FSF",), own_weight=4.0
-        ),
-        # Then attention learns to do with what it is given.
-        Stage(
-            *("adapt", Mode.SPARSE, 16896, 8, 140, 5e-4, 2e-5, 64),
-            round_weights=True,
-            shares=MORE_TOOLS,
-            patterns=("FSF",),
-            only=r"layers\.[012]\.self_attn",
-        ),
         Stage("smoke-dense", Mode.DENSE, 96, 2, 600, 1e-3, 1e-3, max_steps=3),
         Stage("smoke-warm", Mode.WARM_UP, 96, 1, 600, 1e-3, 1e-3, num_sampled=8, max_steps=2),
         Stage("smoke-sparse", Mode.SPARSE, 320, 1, 600, 1e-3, 1e-3, num_sampled=8, round_weights=True, max_steps=2),
-        Stage(
-            "smoke-adapt", Mode.SPARSE, 320, 1, 600, 1e-3, 1e-3, 8, max_steps=2, patterns=("FSF",), only=r"\.self_attn"
-        ),
         Stage(
             "smoke-share", Mode.SHARE, 320, 1, 600, 1e-3, 1e-3, 8, round_weights=True, max_steps=2, patterns=("FSF",)
         ),
