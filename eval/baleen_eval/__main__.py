@@ -60,7 +60,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         "command": f"python -m baleen_eval {shlex.join(sys.argv[1:])}",
         "sampling": dataclasses.asdict(sampling),
         **report.summary(outcomes),
-        "seconds": round(time.monotonic() - started, 1),
+        "seconds": round(time.monotonic() - started, 3),
     }
     if args.json is not None:
         report.write_json(document, args.json)

@@ -20,9 +20,9 @@ from baleen_worker.request import FinishReason
 from baleen_worker.runner import build_runner
 from constrained_rig import MICRO, MICRO_VOCABULARY, Answers, Vocabulary, draw_schema, make_request, schema_constraint
 
-COUNTS = [40, pytest.param(2000, marks=pytest.mark.slow)]
+COUNTS = [120, pytest.param(2000, marks=pytest.mark.slow)]
 WAVE = 200
-NUM_PAGES = 20
+NUM_PAGES = 12
 SHARED = [2, *range(100, 285)]  # ends shortly before a page does, so that answers outgrow the pages
 
 
