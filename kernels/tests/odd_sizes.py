@@ -179,8 +179,12 @@ def _choose(g: random.Random) -> Mapping[str, Any]:
 
 def _swiglu(g: random.Random) -> Mapping[str, Any]:
     boxes, rows = g.randrange(1, 6), _tokens(g, 60)
+    width = 256 * g.randrange(1, 9)
+    if g.random() < 0.3:
+        owned = tuple(g.random() < 0.7 for _ in range(rows))
+        return swiglu_quant.make_inputs(swiglu_quant.Case("odd", None, (1, rows, width), owned))
     counts = tuple(g.randrange(rows + 1) for _ in range(boxes)) if g.random() < 0.7 else None
-    return swiglu_quant.make_inputs(swiglu_quant.Case("odd", counts, (boxes, rows, 256 * g.randrange(1, 9))))
+    return swiglu_quant.make_inputs(swiglu_quant.Case("odd", counts, (boxes, rows, width)))
 
 
 def _sample(g: random.Random) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from baleen_kernels.own.fp8 import GROUP, narrow, scale_of, to_e4m3
 def _swiglu_quant(
     gate_up,
     counts,
+    expert_of_row,
     values,
     scales,
     num_rows,
@@ -21,6 +22,7 @@ def _swiglu_quant(
     group_stride,
     WIDTH: tl.constexpr,
     HAS_COUNTS: tl.constexpr,
+    HAS_OWNERS: tl.constexpr,
     UE8M0: tl.constexpr,
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -37,7 +39,10 @@ def _swiglu_quant(
         first = (turn * tl.num_programs(0) + tl.program_id(0)) * ROWS
         if first < used:
             rows = first + tl.arange(0, ROWS)
-            mask = (rows < used)[:, None, None] & inside
+            present = rows < used
+            if HAS_OWNERS:
+                present = tl.load(expert_of_row + rows, mask=present, other=-1) >= 0
+            mask = present[:, None, None] & inside
             place = (expert * num_rows + rows[:, None, None]) * (2 * WIDTH) + columns
             gate = tl.load(gate_up + place, mask=mask, other=0.0).to(tl.float32)
             up = tl.load(gate_up + place + WIDTH, mask=mask, other=0.0).to(tl.float32)
@@ -46,10 +51,12 @@ def _swiglu_quant(
             fp8 = to_e4m3(y, scale[:, :, None], UE8M0)
             tl.store(values + (expert * num_rows + rows[:, None, None]) * WIDTH + columns, fp8, mask=mask)
             scale_place = expert * expert_stride + groups[None, :] * group_stride + rows[:, None]
-            tl.store(scales + scale_place, scale, mask=(rows < used)[:, None] & (groups < WIDTH // GROUP)[None, :])
+            tl.store(scales + scale_place, scale, mask=present[:, None] & (groups < WIDTH // GROUP)[None, :])
 
 
-def swiglu_quant(gate_up: Tensor, counts: Tensor | None, *, scale_ue8m0: bool) -> tuple[Tensor, Tensor]:
+def swiglu_quant(
+    gate_up: Tensor, counts: Tensor | None, expert_of_row: Tensor | None, *, scale_ue8m0: bool
+) -> tuple[Tensor, Tensor]:
     """Contract and shapes as in `baleen_kernels.swiglu_quant`; scales in the layout of `own.fp8`, expert by expert."""
     experts, num_rows, width = gate_up.shape
     assert gate_up.is_contiguous()
@@ -66,6 +73,7 @@ def swiglu_quant(gate_up: Tensor, counts: Tensor | None, *, scale_ue8m0: bool) -
         _swiglu_quant[grid](
             gate_up,
             gate_up if counts is None else counts,
+            gate_up if expert_of_row is None else expert_of_row,
             values,
             scales,
             num_rows,
@@ -73,6 +81,7 @@ def swiglu_quant(gate_up: Tensor, counts: Tensor | None, *, scale_ue8m0: bool) -
             scales.stride(2),
             WIDTH=width,
             HAS_COUNTS=counts is not None,
+            HAS_OWNERS=expert_of_row is not None,
             UE8M0=scale_ue8m0,
             ROWS=rows,
             GROUPS=4,

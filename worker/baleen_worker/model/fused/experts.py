@@ -158,6 +158,6 @@ class FusedMoe:
         gate_up = ops.contiguous_gemm(
             values[0], scales[0], w.gate_up.values, w.gate_up.scales, expert_of_row, dtype=self._dtype
         )
-        values, scales = ops.swiglu_quant(gate_up[None], None, scale_ue8m0=self._ue8m0)
+        values, scales = ops.swiglu_quant(gate_up[None], None, scale_ue8m0=self._ue8m0, expert_of_row=expert_of_row)
         rows = ops.contiguous_gemm(values[0], scales[0], w.down.values, w.down.scales, expert_of_row, dtype=self._dtype)
         return rows, places
