@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from baleen_kernels.own import dependent_launch
 from baleen_kernels.own.fp8 import GROUP, INTERPRETED, narrow, scale_of, to_e4m3
 
 ROWS = tl.constexpr(16)
@@ -109,7 +110,9 @@ def _hidden(
     DTYPE: tl.constexpr,
     BULK: tl.constexpr,
     STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    dependent_launch.wait(EARLY)
     parts: tl.constexpr = HIDDEN // GROUP
     blocks: tl.constexpr = WIDTH // GROUP
     tile = tl.program_id(0) // parts
@@ -158,7 +161,9 @@ def _out(
     BLOCK: tl.constexpr,
     BULK: tl.constexpr,
     STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    dependent_launch.wait(EARLY)
     parts: tl.constexpr = OUT // BLOCK
     blocks: tl.constexpr = WIDTH // GROUP
     tile = tl.program_id(0) // parts
@@ -215,10 +220,11 @@ class Shape:
 
 
 HIDDEN_SHAPE = Shape(128, 4, 5, bulk=True)
-# Of programs that are a few more than there are multiprocessors: two find room on each.
-FEW_HIDDEN_SHAPE = Shape(128, 4, 3, bulk=True)
-_FEW_PROGRAMS = 264
 OUT_SHAPE = Shape(256, 4, 6, bulk=True)
+# Of no more programs than twice the multiprocessors: two find room on each.
+FEW_HIDDEN_SHAPE = Shape(128, 4, 3, bulk=True)
+FEW_OUT_SHAPE = Shape(256, 8, 3, bulk=True)
+_FEW_PROGRAMS = 264
 
 
 def hidden(
@@ -258,6 +264,7 @@ def hidden(
         BULK=shape.bulk,
         STAGES=shape.stages,
         num_warps=shape.warps,
+        **dependent_launch.options(values),
     )
     return out, out_scales
 
@@ -266,12 +273,13 @@ def out(values: Tensor, scales: Tensor, weights: Weights, tiles: Tiles, *, dtype
     """Contract and shapes as in `baleen_kernels.expert_tiles`."""
     num_picks, width = values.shape
     out_width = weights.values.shape[1]
-    shape = OUT_SHAPE
-    channels = shape.channels if out_width % shape.channels == 0 else 128
+    channels = OUT_SHAPE.channels if out_width % OUT_SHAPE.channels == 0 else 128
+    programs = tiles.experts.shape[0] * (out_width // channels)
+    shape = FEW_OUT_SHAPE if programs <= _FEW_PROGRAMS else OUT_SHAPE
     assert values.is_contiguous()
     assert scales.is_contiguous()
     result = torch.empty(num_picks, out_width, dtype=dtype, device=values.device)
-    _out[(tiles.experts.shape[0] * (out_width // channels),)](
+    _out[(programs,)](
         values,
         scales,
         weights.argument(channels, bulk=shape.bulk),
@@ -285,5 +293,6 @@ def out(values: Tensor, scales: Tensor, weights: Weights, tiles: Tiles, *, dtype
         BULK=shape.bulk,
         STAGES=shape.stages,
         num_warps=shape.warps,
+        **dependent_launch.options(values),
     )
     return result

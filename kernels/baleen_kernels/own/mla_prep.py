@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baleen_kernels.own import dependent_launch
 from baleen_kernels.own.fp8 import GROUP, column_scales, narrow, scale_of, to_e4m3
 
 
@@ -39,7 +40,10 @@ def _prepare(
     ROPE: tl.constexpr,
     PACKED: tl.constexpr,
     UE8M0: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    dependent_launch.release(EARLY)
+    dependent_launch.wait(EARLY)
     token = tl.program_id(0).to(tl.int64)
     row = x + token * x_stride
     dtype: tl.constexpr = x.dtype.element_ty
@@ -122,5 +126,6 @@ def prepare(
             PACKED=latents.dtype == torch.uint8,
             UE8M0=scale_ue8m0,
             num_warps=4 if num_tokens <= 512 else 1,
+            **dependent_launch.options(x),
         )
     return values, scales

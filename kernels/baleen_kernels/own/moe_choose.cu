@@ -1,5 +1,7 @@
 // Choice of experts for at most 16 tokens and the tiles of their picks, one block: a warp chooses for a token, then
 // every pick has a thread that finds its tile and its row there. Expert e is register e / 32 of lane e % 32.
+//
+// One block leaves the device free, so the kernel after it is placed while it runs, and it while the one before it ends.
 
 #include <cstdint>
 #include <cuda_runtime.h>
@@ -31,6 +33,8 @@ __device__ __forceinline__ float number_of(uint32_t key) {
 
 template <int kPer>  // experts of a lane
 __global__ void __launch_bounds__(kMostTokens * 32) choose(const Args a) {
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
     constexpr int kExperts = 32 * kPer;
     __shared__ int ids[kMostTokens * kMostPicks];
     __shared__ bool is_first[kMostTokens * kMostPicks];
@@ -117,6 +121,20 @@ __global__ void __launch_bounds__(kMostTokens * 32) choose(const Args a) {
     if (threadIdx.x < a.num_tokens) a.tile_picks[used * kRows + threadIdx.x] = threadIdx.x * (a.topk + 1) + a.topk;
 }
 
+template <int kPer>
+cudaError_t launch(const Args& args, cudaStream_t stream) {
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(1);
+    config.blockDim = dim3(32 * args.num_tokens);
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, choose<kPer>, args);
+}
+
 }  // namespace
 
 // Returns a cudaError_t. `experts`: 32, 64, 128 or 256, of which every group has a multiple of 32.
@@ -126,14 +144,12 @@ extern "C" int baleen_moe_choose(const float* logits, const float* bias, float* 
                                  void* stream) {
     const Args args = {logits,     bias,       weights,   tile_expert, tile_picks,  row_stride,
                        scaling_factor, num_tokens, num_tiles, groups,      topk_groups, topk,       normalize};
-    const int threads = num_tokens * 32;
     cudaStream_t s = static_cast<cudaStream_t>(stream);
     switch (experts) {
-        case 32: choose<1><<<1, threads, 0, s>>>(args); break;
-        case 64: choose<2><<<1, threads, 0, s>>>(args); break;
-        case 128: choose<4><<<1, threads, 0, s>>>(args); break;
-        case 256: choose<8><<<1, threads, 0, s>>>(args); break;
+        case 32: return launch<1>(args, s);
+        case 64: return launch<2>(args, s);
+        case 128: return launch<4>(args, s);
+        case 256: return launch<8>(args, s);
         default: return cudaErrorInvalidValue;
     }
-    return cudaGetLastError();
 }

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baleen_kernels.own import dependent_launch
 from baleen_kernels.own.fp8 import GROUP, column_scales, narrow, scale_of, to_e4m3
 
 
@@ -28,7 +29,10 @@ def _norm_quant(
     HAS_DELTA: tl.constexpr,
     PICKS: tl.constexpr,
     UE8M0: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    dependent_launch.release(EARLY)
+    dependent_launch.wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, BLOCK // GROUP)
     column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
@@ -112,5 +116,6 @@ def _launch(
             PICKS=0 if pick_weights is None else pick_weights.shape[1],
             UE8M0=scale_ue8m0,
             num_warps=16 if width >= 4096 else 4,
+            **dependent_launch.options(residual),
         )
     return y, values, scales

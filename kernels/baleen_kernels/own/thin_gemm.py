@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from baleen_kernels.own import dependent_launch
 from baleen_kernels.own.fp8 import GROUP, INTERPRETED, narrow
 
 ROWS = tl.constexpr(16)
@@ -21,6 +22,7 @@ _MOST_TILES = 8192
 _STAGES = {64: 4, 128: 5}  # steps that are loaded ahead, by output channels of a tile
 _STAGES_OF_MANY = 3  # so that a third block of threads finds room where two leave a rest
 _MANY_TILES = 264
+_MULTIPROCESSORS = 132  # of an H200
 
 
 @triton.jit
@@ -40,7 +42,9 @@ def _multiply(
     TILE: tl.constexpr,
     PARTS: tl.constexpr,
     STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    dependent_launch.wait(EARLY)
     tile, part = tl.program_id(0), tl.program_id(1)
     blocks: tl.constexpr = WIDTH // GROUP
     size: tl.constexpr = (blocks + PARTS - 1) // PARTS
@@ -121,5 +125,6 @@ def multiply(
             PARTS=parts,
             STAGES=_STAGES_OF_MANY if tiles > _MANY_TILES and tile == 128 else _STAGES[tile],
             num_warps=4,
+            **dependent_launch.options(values, when=tiles * parts >= _MULTIPROCESSORS),
         )
     return out

@@ -76,11 +76,11 @@ class FusedAttention:
         if w.indexer is not None:
             prepared = self._prepare_index(q_all[:, q_width:], x[:, :num_index], weights_of_heads, step, pools)
             scores = self._score_single(*prepared, step)
-        # After the scores of single rows, which would otherwise wait for its blocks, and beside their selection.
-        absorbed = self._beside.start(lambda: self._absorb(q[:num_absorbed], step), num_tokens=num_tokens)
+        # Beside the selection, but launched after it: its blocks leave no room for the selection's clusters.
+        fork = self._beside.fork(num_tokens=num_tokens)
         if prepared is not None:
             self._select(*prepared, scores, step)
-        absorbed_queries = absorbed.join()
+        absorbed_queries = fork.start(lambda: self._absorb(q[:num_absorbed], step)).join()
         if num_tokens <= value_quant.MOST_TOKENS and self._value_width == GROUP and step.only_single:
             latent = self._attend_single(absorbed_queries, step, latents)
             return self._product(ops.value_quant(latent, w.up_v, scale_ue8m0=self._ue8m0), w.o_proj)

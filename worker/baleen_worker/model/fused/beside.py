@@ -35,16 +35,33 @@ class Pending(Generic[R]):
         return self._result
 
 
+class Fork:
+    """A point in the work of the caller's stream, after which work may begin that runs beside what follows it."""
+
+    def __init__(self, stream: torch.cuda.Stream | None) -> None:
+        self._stream = stream
+
+    def start(self, work: Callable[[], R]) -> Pending[R]:
+        """Starts at that point, whatever the caller's stream has been given since."""
+        if self._stream is None:
+            return Pending(work(), None)
+        with torch.cuda.stream(self._stream):
+            return Pending(work(), self._stream)
+
+
 class Beside:
     """One stream of a model, on which one piece of work runs at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def start(self, work: Callable[[], R], *, num_tokens: int) -> Pending[R]:
-        """Starts after what the caller's stream has been given. Steps of many tokens run on the caller's stream."""
+    def fork(self, *, num_tokens: int) -> Fork:
+        """After what the caller's stream has been given. Work of steps of many tokens runs on the caller's stream."""
         if self._stream is None or num_tokens > _MOST_TOKENS:
-            return Pending(work(), None)
+            return Fork(None)
         self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            return Pending(work(), self._stream)
+        return Fork(self._stream)
+
+    def start(self, work: Callable[[], R], *, num_tokens: int) -> Pending[R]:
+        """Forks, and starts there."""
+        return self.fork(num_tokens=num_tokens).start(work)
