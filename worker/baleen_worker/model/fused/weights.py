@@ -115,22 +115,15 @@ def _attention(module: Attention, dtype: torch.dtype) -> AttentionWeights:
         queries.append(module.indexer.wq_b)
         norm = module.indexer.k_norm
         indexer = IndexerWeights(module.indexer.weights_proj.weight.to(dtype), norm.weight, norm.bias)
-    # What stays is allocated before anything is given back, else it would sit in the larger blocks of what does not and
-    # keep their rest from everybody: 140 MiB a layer.
-    heads, latent, device = module.num_heads, module.latent_dim, module.o_proj.weight.device
-    up_k = torch.empty(heads, module.nope_dim, latent, dtype=dtype, device=device)
-    up_v = torch.empty(heads, latent, module.value_dim, dtype=dtype, device=device)
-    in_proj, q_proj = _stack(inputs), _stack(queries)
-    up = module.kv_b_proj.plain_weight(dtype).unflatten(0, (heads, -1))  # [H, N + V, C]
-    up_k.copy_(up[:, : module.nope_dim])
-    up_v.copy_(up[:, module.nope_dim :].transpose(1, 2))
+    up = module.kv_b_proj.plain_weight(dtype).unflatten(0, (module.num_heads, -1))  # [H, N + V, C]
+    up_k, up_v = up.split([module.nope_dim, module.value_dim], 1)
     return AttentionWeights(
-        in_proj=in_proj,
+        in_proj=_stack(inputs),
         q_norm=module.q_a_layernorm.weight,
         kv_norm=module.kv_a_layernorm.weight,
-        q_proj=q_proj,
-        up_k=up_k,
-        up_v=up_v,
+        q_proj=_stack(queries),
+        up_k=up_k.contiguous(),
+        up_v=up_v.transpose(1, 2).contiguous(),
         o_proj=_stack([module.o_proj]),
         indexer=indexer,
     )
