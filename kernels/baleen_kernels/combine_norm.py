@@ -40,6 +40,7 @@ CASES = (
     Case("odd_width", 5, 384, 2, has_shared=True),
     Case("float32", 5, 256, 5, dtype=torch.float32),
     Case("no_tokens", 0, 256, 2),
+    Case("many_tokens", 40, 512, 3),
 )
 
 

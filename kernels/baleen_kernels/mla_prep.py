@@ -46,6 +46,7 @@ CASES = (
     Case("packed_plain_scale", 3, packed=True, scale_ue8m0=False),
     Case("float32", 3, packed=False, dtype=torch.float32, query=256, latent=128, rope=16),
     Case("no_tokens", 0, packed=True),
+    Case("many_tokens", 40, packed=False),
 )
 
 

@@ -38,6 +38,7 @@ CASES = (
     Case("odd_width", 5, 384),
     Case("float32", 5, 256, dtype=torch.float32),
     Case("no_tokens", 0, 256),
+    Case("many_tokens", 40, 1536),
 )
 
 

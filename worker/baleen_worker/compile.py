@@ -292,8 +292,8 @@ class _Shapes:
             self._put_together(y, self._tiled(rounded, tiles, topk), weights, y)
         else:
             room = moe_permute.segment_rows(ids.numel(), experts)
-            places, _ = ops.moe_segments(ids, num_experts=experts)
-            ops.swiglu_quant(self._empty(1, room, 2 * inner), None, scale_ue8m0=True)
+            places, owners = ops.moe_segments(ids, num_experts=experts)
+            ops.swiglu_quant(self._empty(1, room, 2 * inner), None, scale_ue8m0=True, expert_of_row=owners)
             ops.moe_scatter(*rounded, places, num_boxes=1, room=room)
             ops.moe_combine(self._empty(room, m.hidden_size), places, weights, y)
         for width in {inner * m.n_shared_experts, m.intermediate_size}:

@@ -16,6 +16,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
+# Kernels that release the next one do so for a few rows. More fill the device, and share it with blocks that only wait:
+# on an H200 a norm takes 30 % longer at 128 rows, and `mla_prep` 14 % at 4096.
+MOST_ROWS = 16
+
 
 @functools.cache
 def _takes(device: torch.device) -> bool:

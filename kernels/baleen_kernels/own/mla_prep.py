@@ -126,6 +126,6 @@ def prepare(
             PACKED=latents.dtype == torch.uint8,
             UE8M0=scale_ue8m0,
             num_warps=4 if num_tokens <= 512 else 1,
-            **dependent_launch.options(x),
+            **dependent_launch.options(x, when=num_tokens <= dependent_launch.MOST_ROWS),
         )
     return values, scales

@@ -116,6 +116,6 @@ def _launch(
             PICKS=0 if pick_weights is None else pick_weights.shape[1],
             UE8M0=scale_ue8m0,
             num_warps=16 if width >= 4096 else 4,
-            **dependent_launch.options(residual),
+            **dependent_launch.options(residual, when=num_rows <= dependent_launch.MOST_ROWS),
         )
     return y, values, scales
