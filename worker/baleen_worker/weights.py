@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _FLOAT_DTYPES = frozenset(("F64", "F32", "F16", "BF16"))
 _SCALE_DTYPES = _FLOAT_DTYPES | {"F8_E8M0"}
 _FP8 = "F8_E4M3"
+# Of one buffer of random numbers: 64 MiB of them.
+_DUMMY_NUMBERS = 1 << 24
 _SCALE_SUFFIX = "_scale_inv"
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 # Bytes of float32 that one step of dequantising holds beside the model.
@@ -92,33 +94,42 @@ def load_weights(
 
 
 def fill_with_dummy_weights(model: nn.Module, *, device: torch.device, seed: int) -> LoadReport:
-    """Random weights that keep activations at their size. Each tensor depends on the seed and its name alone."""
+    """Random weights that keep activations at their size. Each tensor depends on the seed and its name alone.
+
+    All pass through one buffer: temporaries of every size would leave blocks behind in which weights that stay lie
+    beside weights that are given back when layers are fused, and whose rest nothing large fits into.
+    """
+    noise = torch.empty(_DUMMY_NUMBERS, device=device)
     for name, parameter in list(model.named_parameters()):
         if parameter.dtype == torch.float8_e4m3fn:
             continue  # filled with its scales
         # One checksum of both, because a CPU's generator takes 32 bits.
         g = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+        tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
         if name.endswith(_SCALE_SUFFIX):
             # A tile of standard normal values, scaled to the matrix's own deviation.
             weight_name = name.removesuffix(_SCALE_SUFFIX)
-            shape = model.get_parameter(weight_name).shape
-            values = torch.randn(shape, generator=g, device=device).clamp(-4, 4).to(torch.float8_e4m3fn)
+            values = torch.empty(model.get_parameter(weight_name).shape, dtype=torch.float8_e4m3fn, device=device)
+            _fill_with_noise(values, noise, g)
             _assign(model, weight_name, values)
-            tensor = torch.full(parameter.shape, shape[1] ** -0.5, device=device)
+            tensor.fill_(values.shape[1] ** -0.5)
+        elif parameter.ndim == 1:
+            # Gains are near one, offsets near zero.
+            _fill_with_noise(tensor, noise, g, scale=0.1, offset=1.0 if name.endswith(".weight") else 0.0)
         else:
-            noise = torch.randn(parameter.shape, generator=g, device=device)
-            tensor = _dummy(name, noise)
-        _assign(model, name, tensor.to(parameter.dtype))
+            is_embedding = name.endswith("embed_tokens.weight")
+            _fill_with_noise(tensor, noise, g, scale=1.0 if is_embedding else parameter.shape[1] ** -0.5)
+        _assign(model, name, tensor)
     return LoadReport(len(list(model.parameters())), 0, 0, _weights_bytes(model))
 
 
-def _dummy(name: str, noise: Tensor) -> Tensor:
-    if noise.ndim == 1:
-        # Gains are near one, offsets near zero.
-        return 0.1 * noise + (1.0 if name.endswith(".weight") else 0.0)
-    if name.endswith("embed_tokens.weight"):
-        return noise
-    return noise * noise.shape[1] ** -0.5
+def _fill_with_noise(
+    tensor: Tensor, buffer: Tensor, g: torch.Generator, *, scale: float = 1.0, offset: float = 0.0
+) -> None:
+    """Normal values within four deviations, times `scale`, plus `offset`, as many at a time as `buffer` holds."""
+    for part in tensor.flatten().split(buffer.numel()):
+        noise = buffer[: part.numel()].normal_(generator=g).clamp_(-4, 4)
+        part.copy_(noise.mul_(scale).add_(offset))
 
 
 @dataclass(frozen=True, slots=True)

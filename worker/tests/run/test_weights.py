@@ -17,10 +17,11 @@ from baleen_worker.model_config import load_model_config
 from baleen_worker.runner import empty_model
 from safetensors.torch import load_file, save_file
 from tiny_checkpoint import Tiny, load, read_config, write_checkpoint
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
     from baleen_worker.model.deepseek_v32 import DeepseekForCausalLM
-    from torch import Tensor
 
 MICRO = Path(__file__).parents[3] / "models" / "micro"
 GOLDEN_FP8 = Path(__file__).parents[1] / "golden" / "v32_fp8"
@@ -233,3 +234,33 @@ def test_dummy_weights_are_finite_and_depend_on_names_alone(keep_fp8: bool) -> N
     assert not torch.equal(first.model.embed_tokens.weight, other.model.embed_tokens.weight)
     wide = first.model.layers[0].self_attn.o_proj.plain_weight()  # type: ignore[union-attr]
     assert 0.5 < wide.std() * wide.shape[1] ** 0.5 < 2
+
+
+class _Allocations(TorchDispatchMode):
+    """Bytes of every storage that operations make while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+        self._kept: list[Tensor] = []  # so that no storage takes the place of another
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, Tensor) and x.device.type == "cpu"}
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.device.type == "cpu" and out.untyped_storage().data_ptr() not in given:
+            self.sizes.append(out.untyped_storage().nbytes())
+            self._kept.append(out)
+        return out
+
+
+def test_dummy_weights_take_memory_for_themselves_and_one_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "_DUMMY_NUMBERS", 1000)  # fewer than most matrices have
+    model = empty_model(load_model_config(GOLDEN_FP8), Numerics.for_dtype(torch.float32), keep_fp8=True)
+    with _Allocations() as seen:
+        weights.fill_with_dummy_weights(model, device=torch.device("cpu"), seed=1)
+    held = [parameter.numel() * parameter.element_size() for parameter in model.parameters()]
+    assert sorted(seen.sizes) == sorted([4000, *held])
+    last_rows = model.model.embed_tokens.weight[-4:]
+    assert 0.8 < last_rows.std() < 1.2
