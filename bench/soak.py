@@ -121,8 +121,12 @@ class Course:
 
     @property
     def waiting(self) -> list[float]:
-        """Requests that waited for their turn, a number a sample. At the first, nobody has asked yet."""
-        return [load["baleen_worker_waiting_requests"] for load in self.loads[1:]]
+        """Requests that waited for their turn, a number a sample."""
+        return self._requests("waiting")
+
+    def _requests(self, what: str) -> list[float]:
+        """At the first sample nobody has asked yet."""
+        return [load[f"baleen_worker_{what}_requests"] for load in self.loads[1:]]
 
     def facts(self) -> dict[str, Any]:
         """What is written down of it, at the end or on the way."""
@@ -135,6 +139,8 @@ class Course:
             "wrong": tally.wrong[:10],
             "missed": tally.missed,
             "mean_waiting_requests": round(sum(waiting) / len(waiting), 1),
+            "waiting_requests": [round(count) for count in waiting],
+            "running_requests": [round(count) for count in self._requests("running")],
             "rss_slope_mib_per_hour": {
                 name: round(slope_mib_per_hour(samples, name), 2) for name in sorted(samples[-1]["rss_mib"])
             },

@@ -19,13 +19,13 @@ from soak_load import Tally
 
 
 class LoadedGateway:
-    """This process, at which three requests wait."""
+    """This process, at which three requests wait and two are computed."""
 
     def family(self) -> list[psutil.Process]:
         return [psutil.Process()]
 
     def metrics(self) -> dict[str, float]:
-        return {"baleen_worker_waiting_requests": 3.0}
+        return {"baleen_worker_waiting_requests": 3.0, "baleen_worker_running_requests": 2.0}
 
 
 class EndlessCrowd:
@@ -59,4 +59,5 @@ def test_a_soak_that_does_not_end_has_written_down_what_it_saw(tmp_path: Path, m
     assert (seen["requests"], seen["wrong_answers"], seen["wrong"]) == ({"plain": 1}, 1, ["plain: other tokens"])
     assert seen["samples"][0]["rss_mib"]["gateway"] > 0
     assert seen["mean_waiting_requests"] == 3
+    assert (seen["waiting_requests"][0], seen["running_requests"][0]) == (3, 2)
     assert written["bars"] == [], "what is not finished is held to nothing"
