@@ -23,12 +23,14 @@ def expected_graph_bytes(largest: int, others: int, *, num_others: int, num_size
 class MemoryAccount:
     """All in bytes but `kv_tokens`, which is how many tokens the pages hold.
 
-    free_before, free_after: of the device, before anything was loaded and when all is in place. workspace_bytes: what
-    the largest step takes while it runs. expected_graph_bytes: what was set aside for graphs.
+    free_before, free_after: of the device, before anything was loaded and when all is in place. weights_bytes: what the
+    model holds. unused_bytes: of blocks that PyTorch cannot give back because something in them is in use.
+    workspace_bytes: what the largest step takes while it runs. expected_graph_bytes: what was set aside for graphs.
     """
 
     free_before: int
     weights_bytes: int
+    unused_bytes: int
     kv_bytes: int
     kv_tokens: int
     graph_bytes: int
@@ -38,9 +40,10 @@ class MemoryAccount:
 
     def lines(self) -> list[str]:
         """One line an item. What nothing else accounts for was taken by kernels, libraries and small buffers."""
-        named = self.weights_bytes + self.kv_bytes + self.graph_bytes
+        named = self.weights_bytes + self.unused_bytes + self.kv_bytes + self.graph_bytes
         items = (
             ("weights", self.weights_bytes, ""),
+            ("unused", self.unused_bytes, ", of blocks that are in use"),
             ("KV cache", self.kv_bytes, f", {self.kv_tokens:,} tokens"),
             ("graphs", self.graph_bytes, f", {self.expected_graph_bytes / _GIB:.2f} GiB were set aside"),
             ("other", self.free_before - self.free_after - named, ", kernels and libraries"),

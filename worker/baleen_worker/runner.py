@@ -130,7 +130,7 @@ def build_runner(config: WorkerConfig, *, on_progress: Callable[[int, int], None
         runner, pools = build.runner(num_pages)
         _warm_up(runner)
     else:
-        runner, pools = _fill_device(build, free_before, report.weights_bytes)
+        runner, pools = _fill_device(build, free_before)
     weights = weights_identity(config.model_dir, load_format=config.load_format, seed=config.seed)
     num_host_pages, tiered, poison = 0, runner, pools.poison
     if config.host_cache is not None:
@@ -228,16 +228,19 @@ def _free_bytes(device: torch.device) -> int:
     return 0 if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
 
 
-def _fill_device(build: _Build, free_before: int, weights_bytes: int) -> tuple[ModelRunner, PagedPools]:
+def _fill_device(build: _Build, free_before: int) -> tuple[ModelRunner, PagedPools]:
     """The runner with as many pages as fit, its graphs captured."""
     config, device = build.config, build.device
+    weights_bytes = torch.cuda.memory_allocated(device)
     workspace_bytes, expected_bytes = _measure(build)
+    free_bytes = _settled_free_bytes(device)
+    unused_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     num_pages = 1 + device_capacity_pages(
         build.layout,
         max_total_tokens=config.max_total_tokens,
         free_before=free_before,
-        # What PyTorch keeps for itself counts as free, and the largest step as taken.
-        free_now=_free_bytes(device) - workspace_bytes - expected_bytes,
+        # The largest step and all graphs count as taken.
+        free_now=free_bytes - workspace_bytes - expected_bytes,
         mem_fraction_static=config.mem_fraction_static,
     )
     runner, pools = build.runner(num_pages)
@@ -246,6 +249,7 @@ def _fill_device(build: _Build, free_before: int, weights_bytes: int) -> tuple[M
     account = MemoryAccount(
         free_before,
         weights_bytes=weights_bytes,
+        unused_bytes=unused_bytes,
         kv_bytes=pools.num_bytes,
         kv_tokens=(num_pages - 1) * config.page_size,
         graph_bytes=graph_bytes,

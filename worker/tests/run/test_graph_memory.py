@@ -87,6 +87,7 @@ def test_the_account_names_what_nothing_else_accounts_for() -> None:
     account = MemoryAccount(
         139 * GIB,
         weights_bytes=96 * GIB,
+        unused_bytes=2 * GIB,
         kv_bytes=20 * GIB,
         kv_tokens=280_000,
         graph_bytes=GIB // 4,
@@ -96,4 +97,5 @@ def test_the_account_names_what_nothing_else_accounts_for() -> None:
     )
     lines = account.lines()
     assert "  graphs        0.25 GiB, 0.50 GiB were set aside" in lines
-    assert "  other         6.75 GiB, kernels and libraries" in lines
+    assert "  unused        2.00 GiB, of blocks that are in use" in lines
+    assert "  other         4.75 GiB, kernels and libraries" in lines
