@@ -72,7 +72,8 @@ def measure(latent_format: str, visible: str, repeats: int) -> dict[str, Any]:
     from baleen_worker.cache.page_bytes import PoolPages
     from baleen_worker.transfer.actions import Timers
     from baleen_worker.transfer.cuda_ipc import CudaIpc
-    from baleen_worker.transfer.lending import Backend, Reading
+    from baleen_worker.transfer.lending import Backend
+    from baleen_worker.transfer.reading import Reading
     from baleen_worker.transfer.tcp import TcpTransfer
     from cuda_peer import DECODE, SWITCH_S, PrefillProcess, make_layout, make_pools
 

@@ -153,7 +153,8 @@ class Bench:
         from baleen_worker.transfer import borrowing
         from baleen_worker.transfer.actions import Timers
         from baleen_worker.transfer.cuda_ipc import CudaIpc
-        from baleen_worker.transfer.lending import Backend, Reading
+        from baleen_worker.transfer.lending import Backend
+        from baleen_worker.transfer.reading import Reading
         from baleen_worker.transfer.tcp import TcpTransfer
         from cuda_peer import DECODE
 

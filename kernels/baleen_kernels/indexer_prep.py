@@ -146,9 +146,8 @@ def _triton(
 ) -> tuple[Tensor, Tensor]:
     from baleen_kernels.own import indexer_prep as own
 
-    return own.prepare(
-        q, k, head_weights, norm_weight, norm_bias, cos_sin, positions, slots, pages, scale_ue8m0=scale_ue8m0
-    )
+    inputs = q, k, head_weights, norm_weight, norm_bias, cos_sin, positions, slots, pages
+    return own.prepare(*inputs, eps=NORM_EPS, scale_ue8m0=scale_ue8m0)
 
 
 def _rejects_cuda(q: Tensor, k: Tensor, **_: Any) -> str | None:
@@ -177,9 +176,8 @@ def _cuda(
 ) -> tuple[Tensor, Tensor]:
     from baleen_kernels.own import indexer_kernel as own
 
-    return own.prepare(
-        q, k, head_weights, norm_weight, norm_bias, cos_sin, positions, slots, pages, scale_ue8m0=scale_ue8m0
-    )
+    inputs = q, k, head_weights, norm_weight, norm_bias, cos_sin, positions, slots, pages
+    return own.prepare(*inputs, eps=NORM_EPS, scale_ue8m0=scale_ue8m0)
 
 
 def indexer_prep(

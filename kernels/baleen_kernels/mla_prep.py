@@ -144,7 +144,8 @@ def _triton(
 ) -> tuple[Tensor, Tensor]:
     from baleen_kernels.own import mla_prep as own
 
-    return own.prepare(x, q_weight, kv_weight, cos_sin, positions, slots, latents, scale_ue8m0=scale_ue8m0)
+    inputs = x, q_weight, kv_weight, cos_sin, positions, slots, latents
+    return own.prepare(*inputs, eps=NORM_EPS, scale_ue8m0=scale_ue8m0)
 
 
 def mla_prep(

@@ -32,7 +32,8 @@ from baleen_worker.messages import Fatal, Loading, Ready
 from baleen_worker.scheduler import Scheduler, SchedulerLimits
 from baleen_worker.transfer.actions import Timers
 from baleen_worker.transfer.couriers import Couriers
-from baleen_worker.transfer.lending import Backend, Lender, LoanError, Reading
+from baleen_worker.transfer.lending import Backend, Lender, LoanError
+from baleen_worker.transfer.reading import Reading
 from baleen_worker.transfer.tcp import TcpTransfer
 from baleen_worker.transfer.wire import Identity
 from baleen_worker.waiting import Policy

@@ -13,7 +13,7 @@ use super::attempts::Attempts;
 use super::limits::{ReplayLimits, ReplayPlace};
 use super::needs::Need;
 use super::pace::Pace;
-use super::place::{Hearing, Life, Placement};
+use super::place::{Hearing, Placement};
 use super::retained::Retained;
 use super::{Enforced, GenerateError, GenerateSpec, Generator};
 use crate::chat::output::{Delta, OutputFold};
@@ -22,6 +22,7 @@ use crate::openai::response::Usage;
 use crate::text::tokenizer::Tokenizer;
 use crate::worker::Failure;
 use crate::worker::mailbox::{Batch, Cut, End, Mailbox, Row};
+use crate::worker::pool::Life;
 use crate::worker::submit::Submission;
 
 mod survival;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::place::Life;
+use crate::worker::pool::Life;
 
 /// Retries that are always allowed within a window.
 const RETRY_FLOOR: u32 = 10;

@@ -15,12 +15,9 @@ use crate::route::load::WorkerLoad;
 use crate::route::{Candidate, RouteRequest};
 use crate::worker::client::Ticket;
 use crate::worker::mailbox::Mailbox;
-use crate::worker::pool::{Condition, ReadyWorker};
+use crate::worker::pool::{Condition, Life, ReadyWorker};
 use crate::worker::submit::{Part, Submission};
 use crate::worker::{RESUME, Role};
-
-/// One life of a worker.
-pub(super) type Life = (u16, u64);
 
 /// What is to be placed, and where not.
 #[derive(Clone, Copy)]
@@ -52,13 +49,8 @@ pub(super) struct Placement {
 
 impl Placement {
     fn lives(&self) -> impl Iterator<Item = Life> {
-        std::iter::once(&self.worker).chain(&self.prefill_worker).map(|worker| life(worker))
+        std::iter::once(&self.worker).chain(&self.prefill_worker).map(|worker| worker.life())
     }
-}
-
-/// This life of a worker.
-pub(super) fn life(worker: &ReadyWorker) -> Life {
-    (worker.number, worker.info.boot_epoch)
 }
 
 /// The workers that are to have a request.
@@ -77,7 +69,7 @@ impl Chosen {
     }
 
     fn lives(&self) -> Vec<Life> {
-        self.workers().map(|worker| life(worker)).collect()
+        self.workers().map(|worker| worker.life()).collect()
     }
 }
 
@@ -120,8 +112,8 @@ impl Generator {
         let can = |worker: &&ReadyWorker| {
             search.needs.iter().all(|need| need.is_met_by(&worker.info))
                 && (!resumes || worker.info.has_feature(RESUME))
-                && !search.avoided.contains(&life(worker))
-                && !lost.contains(&life(worker))
+                && !search.avoided.contains(&worker.life())
+                && !lost.contains(&worker.life())
         };
         let able: Vec<ReadyWorker> = ready.iter().filter(can).cloned().collect();
         if let (true, Some(need)) = (able.is_empty(), needs::unmet(search.needs, &ready)) {
@@ -211,9 +203,9 @@ impl Generator {
     fn choose_free(&self, search: &Search<'_>, taken: &[Life], kept: &[Life]) -> Option<(Chosen, Vec<Life>)> {
         let ready = self.pool.ready();
         let away_from = |avoided: &[Life]| self.choose(&Search { avoided, ..*search }, &[]).ok();
-        let others = || ready.iter().map(life).filter(|worker| !kept.contains(worker)).collect::<Vec<_>>();
+        let others = || ready.iter().map(ReadyWorker::life).filter(|worker| !kept.contains(worker)).collect::<Vec<_>>();
         let at_kept = (!kept.is_empty()).then(|| away_from(&others())).flatten();
-        let has_room = || trials::have_room(ready.iter().map(|worker| (worker.info.role, life(worker))), taken);
+        let has_room = || trials::have_room(ready.iter().map(|worker| (worker.info.role, worker.life())), taken);
         let elsewhere = || away_from(&[search.avoided, taken].concat()).or_else(|| away_from(taken));
         let chosen = at_kept.or_else(|| has_room().then(elsewhere).flatten())?;
         let lives = chosen.lives();
@@ -239,7 +231,7 @@ impl Generator {
 
     /// Whether this life of a worker goes on, as far as is known.
     pub(super) fn is_alive(&self, worker: Life) -> bool {
-        self.pool.ready().iter().any(|ready| life(ready) == worker)
+        self.pool.ready().iter().any(|ready| ready.life() == worker)
     }
 
     /// Whether a worker takes requests over the same stream as when it was chosen.
@@ -260,7 +252,7 @@ fn submit(submissions: &[Submission], chosen: &Chosen, mailbox: &Arc<Mailbox>) -
         Some(prefill) => submit_pair(submissions, prefill, worker, *prefill_us, mailbox)?,
         None => {
             let tickets = worker.link.submit(submissions, &Part::Whole, *prefill_us, mailbox);
-            (Vec::new(), tickets.ok_or_else(|| life(worker))?)
+            (Vec::new(), tickets.ok_or_else(|| worker.life())?)
         }
     };
     let now = Instant::now();
@@ -285,11 +277,11 @@ fn submit_pair(
     mailbox: &Arc<Mailbox>,
 ) -> Result<(Vec<Ticket>, Vec<Ticket>), Life> {
     // A prefill worker without an endpoint never becomes ready.
-    let peer = prefill.info.transfer_endpoints.first().ok_or_else(|| life(prefill))?.clone();
+    let peer = prefill.info.transfer_endpoints.first().ok_or_else(|| prefill.life())?.clone();
     let part = Part::Decode { peer, peer_boot_epoch: prefill.info.boot_epoch };
     let prefill_tickets =
-        prefill.link.submit(submissions, &Part::Prefill, prefill_us, mailbox).ok_or_else(|| life(prefill))?;
-    let decode_tickets = decode.link.submit(submissions, &part, 0.0, mailbox).ok_or_else(|| life(decode))?;
+        prefill.link.submit(submissions, &Part::Prefill, prefill_us, mailbox).ok_or_else(|| prefill.life())?;
+    let decode_tickets = decode.link.submit(submissions, &part, 0.0, mailbox).ok_or_else(|| decode.life())?;
     Ok((prefill_tickets, decode_tickets))
 }
 

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-use super::place::Life;
 use crate::worker::Role;
+use crate::worker::pool::Life;
 
 /// How long a suspect waits at most until all that was there before it has left its workers. Longer than most prompts
 /// take; then it is tried in their company.

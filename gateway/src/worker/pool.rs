@@ -79,6 +79,9 @@ impl WorkerSpec {
     }
 }
 
+/// One life of a worker: its place in the pool, and its epoch.
+pub type Life = (u16, u64);
+
 /// A worker that takes requests.
 #[derive(Clone, Debug)]
 pub struct ReadyWorker {
@@ -98,6 +101,12 @@ impl ReadyWorker {
     /// What is known of its failures, to be looked at or changed.
     pub fn breaker(&self) -> MutexGuard<'_, Breaker> {
         self.slot.breaker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Which life this is.
+    #[must_use]
+    pub fn life(&self) -> Life {
+        (self.number, self.info.boot_epoch)
     }
 
     /// Whether it can decode from the other's pages.

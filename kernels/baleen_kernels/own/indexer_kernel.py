@@ -34,11 +34,10 @@ def prepare(
     slots: Tensor,
     pages: Tensor,
     *,
+    eps: float,
     scale_ue8m0: bool,
 ) -> tuple[Tensor, Tensor]:
     """Contract and shapes as in `baleen_kernels.indexer_prep`."""
-    from baleen_kernels.indexer_prep import NORM_EPS
-
     num_tokens, heads, width = q.shape
     values = torch.empty(num_tokens, heads, width, dtype=torch.float8_e4m3fn, device=q.device)
     weights = torch.empty(num_tokens, heads, dtype=torch.float32, device=q.device)
@@ -52,7 +51,7 @@ def prepare(
             *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors),
             *(ctypes.c_int64(stride) for stride in strides),
             ctypes.c_float((max(heads, 1) * width) ** -0.5),
-            ctypes.c_float(NORM_EPS),
+            ctypes.c_float(eps),
             num_tokens,
             heads,
             turns_of(num_tokens, heads),

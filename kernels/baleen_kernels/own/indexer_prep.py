@@ -195,11 +195,10 @@ def prepare(
     slots: Tensor,
     pages: Tensor,
     *,
+    eps: float,
     scale_ue8m0: bool,
 ) -> tuple[Tensor, Tensor]:
     """Contract and shapes as in `baleen_kernels.indexer_prep`."""
-    from baleen_kernels.indexer_prep import NORM_EPS
-
     num_tokens, heads, width = q.shape
     values = torch.empty(num_tokens, heads, width, dtype=torch.float8_e4m3fn, device=q.device)
     weights = torch.empty(num_tokens, heads, dtype=torch.float32, device=q.device)
@@ -251,7 +250,7 @@ def prepare(
             k.stride(0),
             head_weights.stride(0),
             factor,
-            NORM_EPS,
+            eps,
             HEADS=together,
             BLOCK=block,
             KEYS=_KEYS,

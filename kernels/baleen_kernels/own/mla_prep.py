@@ -95,11 +95,10 @@ def prepare(
     slots: Tensor,
     latents: Tensor,
     *,
+    eps: float,
     scale_ue8m0: bool,
 ) -> tuple[Tensor, Tensor]:
     """Contract and shapes as in `baleen_kernels.mla_prep`."""
-    from baleen_kernels.mla_prep import NORM_EPS
-
     num_tokens, query = x.shape[0], q_weight.shape[0]
     values = torch.empty(num_tokens, query, dtype=torch.float8_e4m3fn, device=x.device)
     scales = column_scales(num_tokens, query // 128, x.device)
@@ -118,7 +117,7 @@ def prepare(
             scales,
             x.stride(0),
             scales.stride(1),
-            NORM_EPS,
+            eps,
             QUERY=query,
             BLOCK=triton.next_power_of_2(query),
             LATENT=kv_weight.shape[0],

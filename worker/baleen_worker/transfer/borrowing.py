@@ -18,8 +18,9 @@ from baleen_worker.transfer import wire
 from baleen_worker.transfer.actions import ProtocolError
 from baleen_worker.transfer.couriers import Couriers
 from baleen_worker.transfer.handshake import introduce, reach
-from baleen_worker.transfer.lending import Backend, LoanError, Reading, host_name
+from baleen_worker.transfer.lending import Backend, LoanError, host_name
 from baleen_worker.transfer.messages import FromPrefill, Lend, Lent, Refused
+from baleen_worker.transfer.reading import Reading
 from baleen_worker.transfer.staged import StagedLoan, lend_staged, staging_bytes
 from baleen_worker.transfer.wire import StrangerError
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -20,7 +19,6 @@ from baleen_worker.step import Region
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from baleen_worker.transfer.couriers import Couriers
     from baleen_worker.transfer.messages import FromPrefill
 
 
@@ -96,14 +94,6 @@ class Loan(Protocol):
     def end(self) -> None:
         """Nothing is copied any more, but what is under way."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """How a rank's pages are read: `lender` is there unless the backend is TCP, and not always then for AUTO."""
-
-    backend: Backend = Backend.TCP
-    lender: Lender | Couriers | None = None
 
 
 def check_regions(own: Sequence[Region], theirs: Sequence[Region]) -> None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-    from baleen_worker.transfer.lending import Reading
+    from baleen_worker.transfer.reading import Reading
     from baleen_worker.transfer.station import Station
 
 _MAX_CONNECTIONS = 2048

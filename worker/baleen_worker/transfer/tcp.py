@@ -18,9 +18,9 @@ import msgspec
 from baleen_worker.transfer.borrowing import Borrower
 from baleen_worker.transfer.connection import bind
 from baleen_worker.transfer.fetching import Fetcher
-from baleen_worker.transfer.lending import Reading
 from baleen_worker.transfer.orders import Cancel, Expect, Open, Order, Probe, Receive
 from baleen_worker.transfer.probing import probe
+from baleen_worker.transfer.reading import Reading
 from baleen_worker.transfer.serving import Server
 from baleen_worker.transfer.station import Counters, Station
 

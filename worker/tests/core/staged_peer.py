@@ -15,7 +15,7 @@ import psutil
 from baleen_worker.step import DevicePages, Region
 from baleen_worker.transfer.actions import Begun, Report, Timers
 from baleen_worker.transfer.couriers import Couriers
-from baleen_worker.transfer.lending import Backend, Reading
+from baleen_worker.transfer.lending import Backend
 from baleen_worker.transfer.messages import Final, Key
 from baleen_worker.transfer.orders import (
     Expect,
@@ -29,6 +29,7 @@ from baleen_worker.transfer.orders import (
     Receive,
     Withdraw,
 )
+from baleen_worker.transfer.reading import Reading
 from baleen_worker.transfer.tcp import TcpTransfer
 from baleen_worker.transfer.wire import Identity
 from numpy.typing import NDArray

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from baleen_worker.transfer import borrowing, wire
 from baleen_worker.transfer.actions import Arrived, Begun, Failed, HandedOver, Stopped
-from baleen_worker.transfer.lending import Backend, LoanError, Reading
+from baleen_worker.transfer.lending import Backend, LoanError
 from baleen_worker.transfer.messages import Computed, Final, Lend, Lent, Took
 from baleen_worker.transfer.orders import Cancel, Finish, Offer, Open, Receive
+from baleen_worker.transfer.reading import Reading
 from lent_pages import NUM_PAGES, SharedPages
 from test_transfer_tcp import DECODE, PREFILL, End, Forger, expect, hand_over, new_key, offer
 

@@ -17,7 +17,7 @@ import pytest
 from baleen_worker.step import DevicePages, Region
 from baleen_worker.transfer import wire
 from baleen_worker.transfer.actions import Arrived, Begun, Failed, HandedOver, LeaseEnded, Report, Stopped, Timers
-from baleen_worker.transfer.lending import Backend, Reading
+from baleen_worker.transfer.lending import Backend
 from baleen_worker.transfer.messages import (
     Ack,
     Challenge,
@@ -30,6 +30,7 @@ from baleen_worker.transfer.messages import (
     Want,
 )
 from baleen_worker.transfer.orders import Cancel, Expect, Finish, LegNews, Offer, Open, Peer, Probe, ProbeEnded, Receive
+from baleen_worker.transfer.reading import Reading
 from baleen_worker.transfer.tcp import TcpTransfer
 from baleen_worker.transfer.wire import Identity, StrangerError
 from lent_pages import SharedPages

@@ -18,9 +18,10 @@ from baleen_worker.cache.page_bytes import PoolPages
 from baleen_worker.cache.storage import BFLOAT16, FP8, KvLayout, PagedPools
 from baleen_worker.transfer.actions import HandedOver, Timers
 from baleen_worker.transfer.cuda_ipc import CudaIpc
-from baleen_worker.transfer.lending import Backend, Reading
+from baleen_worker.transfer.lending import Backend
 from baleen_worker.transfer.messages import Final
 from baleen_worker.transfer.orders import Finish, LegNews, Offer, Open, Order, Withdraw
+from baleen_worker.transfer.reading import Reading
 from baleen_worker.transfer.tcp import TcpTransfer
 from baleen_worker.transfer.wire import Identity
 

@@ -14,8 +14,9 @@ from baleen_worker.cache.pages import SINK_PAGE
 from baleen_worker.cache.storage import BFLOAT16, FP8
 from baleen_worker.transfer.actions import Arrived, Begun, Failed, Report
 from baleen_worker.transfer.cuda_ipc import CudaIpc
-from baleen_worker.transfer.lending import Backend, LoanError, Reading
+from baleen_worker.transfer.lending import Backend, LoanError
 from baleen_worker.transfer.orders import Cancel, Expect, LegNews, Peer, Probe, ProbeEnded, Receive
+from baleen_worker.transfer.reading import Reading
 from baleen_worker.transfer.tcp import TcpTransfer
 from cuda_peer import DECODE, PREFILL, TIMERS, PrefillProcess, contents, make_layout, make_pools
 

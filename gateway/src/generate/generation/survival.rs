@@ -16,7 +16,8 @@ use crate::generate::GenerateError;
 use crate::generate::attempts::{Failed, REST, Verdict};
 use crate::generate::limits::Death;
 use crate::generate::needs::Need;
-use crate::generate::place::{Heard, Life, Placement, Search, life};
+use crate::generate::place::{Heard, Placement, Search};
+use crate::worker::pool::Life;
 use crate::worker::{Failure, FailureKind, RESUME};
 
 /// How long a request waits for a worker to take it over: as long as a small model takes to start again.
@@ -92,7 +93,7 @@ impl Generation {
         drop(placement);
         match hearing {
             Some(hearing) if failure.kind == FailureKind::PeerFailed => {
-                hearing.trial.end_in_doubt(life(&blamed), now + REST);
+                hearing.trial.end_in_doubt(blamed.life(), now + REST);
             }
             hearing => drop(hearing),
         }
@@ -100,10 +101,10 @@ impl Generation {
             && choice.attempts.is_suspect()
             && let Some(retained) = &choice.retained
         {
-            choice.mourned = Some(life(&blamed));
+            choice.mourned = Some(blamed.life());
             // A peer that does not answer is rarely dead, and condemns nobody but in a trial.
             if failure.kind == FailureKind::Lost || in_trial {
-                let death = Death { worker: life(&blamed), in_trial };
+                let death = Death { worker: blamed.life(), in_trial };
                 self.generator.limits.note_death(retained.fingerprint(), death, now);
             }
         }
@@ -116,7 +117,7 @@ impl Generation {
             return Err(failure);
         }
         debug!(worker = %blamed.name, reason = %failure, attempt = choice.attempts.current, "a request goes elsewhere");
-        self.survival.avoided.push(life(&blamed));
+        self.survival.avoided.push(blamed.life());
         self.survival.stranded.push(index);
         self.survival.failure.get_or_insert((failure, now));
         Ok(())

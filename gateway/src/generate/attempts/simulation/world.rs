@@ -11,13 +11,13 @@ use rand::{RngExt, SeedableRng};
 
 use super::super::{Attempts, Failed, MAX_DEATHS, MAX_DEATHS_IN_COMPANY, MAX_TRIES_IN_VAIN, REST, Verdict};
 use crate::generate::limits::ReplayLimits;
-use crate::generate::place::Life;
 use crate::generate::trials::{self, Trial, Trials};
 use crate::route::cost::CostModel;
 use crate::route::policy::Policy;
 use crate::route::{Candidate, RouteRequest, Router};
 use crate::worker::breaker::Breaker;
 use crate::worker::mailbox::Origin;
+use crate::worker::pool::Life;
 use crate::worker::{FailureKind, Role};
 
 mod workers;
