@@ -159,6 +159,16 @@ def test_uniform_routing_spreads_tokens_evenly() -> None:
     assert not torch.equal(picks, uniform.logits(4, Step()).topk(8).indices)  # type: ignore[arg-type]
 
 
+def test_uniform_routing_lets_rows_on_pages_anywhere_pick_apart() -> None:
+    uniform = experts.UniformRouting(1, 64, torch.device("cpu"))
+
+    class Step:
+        routing = None
+        kv_slots = 64 * torch.randperm(90_000, generator=torch.Generator().manual_seed(0))[:64] + 5
+
+    assert uniform.logits(0, Step()).unique(dim=0).shape[0] == 64  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [

@@ -69,7 +69,9 @@ class UniformRouting:
     depend on a token's slot, its layer and nothing else: a row of a random table for all layers, found once a step.
     """
 
-    _ROWS = 1021  # a prime, so that strides of whole pages meet all rows
+    # A prime, so that strides of whole pages meet all rows. Many, since two tokens on one row pick the same experts: of
+    # 16 tokens two do so in 0.7 % of steps, and five experts fewer are read.
+    _ROWS = 16_381
 
     def __init__(self, num_layers: int, num_experts: int, device: torch.device) -> None:
         g = torch.Generator(device).manual_seed(0)
