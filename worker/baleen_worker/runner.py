@@ -303,8 +303,6 @@ def _measure_graphs(make: Callable[[], DecodeGraphs | None], free_bytes: Callabl
     assert graphs is not None
     again, rest = taken(graphs, largest), taken(graphs, others)
     num_sizes = len(graphs.sizes)
-    del graphs
-    free_bytes()
     told = (first / 2**20, again / 2**20, len(others), rest / 2**20)
     logger.info("graphs of the largest step took %.0f MiB at first, %.0f MiB again, %d other sizes %.0f MiB", *told)
     return expected_graph_bytes(again, rest, num_others=len(others), num_sizes=num_sizes)
