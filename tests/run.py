@@ -1,4 +1,4 @@
-"""Runs the test suites and ends with a table of what ran, what failed and what was skipped.
+"""Runs the test suites and ends with a table of what ran, which tests failed and what was skipped.
 
     python tests/run.py [--all] [SUITE ...]
 
@@ -45,17 +45,21 @@ GPU_SUITES = {
 }
 GPU_WORKERS = {"gpu-kernels": 6, "gpu-worker": 1}
 CARGO_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
+CARGO_FAILURE = re.compile(r"^test (\S+) .*\.\.\. FAILED$")
+# Of what a failed test said, as much as fits beside its name.
+REASON_CHARACTERS = 160
 
 
 @dataclass
 class Outcome:
-    """Counts of one suite. `skips` maps a reason to how many tests were skipped for it."""
+    """Counts of one suite. `failures` names the failed tests; `skips` maps a reason to how many were skipped for it."""
 
     suite: str
     passed: int = 0
     failed: int = 0
     seconds: float = 0.0
     exit_code: int = 0
+    failures: list[str] = field(default_factory=list)
     skips: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -86,6 +90,8 @@ def run_cargo(*, slow: bool) -> Outcome:
             outcome.failed += int(match[2])
             if int(match[3]):
                 outcome.skips["ignored"] += int(match[3])
+        if failure := CARGO_FAILURE.match(line):
+            outcome.failures.append(failure[1])
 
     run_command(outcome, command, {"BALEEN_TEST_ALL": "1"} if slow else {}, count)
     return outcome
@@ -153,8 +159,11 @@ def count_cases(report: Path, outcome: Outcome) -> None:
     """Adds the test cases of a JUnit report to `outcome`."""
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         skipped = case.find("skipped")
-        if case.find("failure") is not None or case.find("error") is not None:
+        failure = next((found for kind in ("failure", "error") if (found := case.find(kind)) is not None), None)
+        if failure is not None:
             outcome.failed += 1
+            reason = " ".join(failure.get("message", "no reason given").split())[:REASON_CHARACTERS]
+            outcome.failures.append(f"{case.get('classname')}::{case.get('name')}: {reason}")
         elif skipped is not None:
             outcome.skips[skipped.get("message", "no reason given")] += 1
         else:
@@ -162,12 +171,15 @@ def count_cases(report: Path, outcome: Outcome) -> None:
 
 
 def print_summary(outcomes: list[Outcome], *, slow: bool) -> None:
-    """Prints the table, then the reasons of skipped tests, then what was left out."""
+    """Prints the table, then failed tests by name, then the reasons of skipped ones, then what was left out."""
     print(f"\n{'suite':10} {'result':7} {'passed':>7} {'failed':>7} {'skipped':>8} {'seconds':>8}")
     for outcome in outcomes:
         result = "ok" if outcome.ok else "FAILED"
         counts = f"{outcome.passed:7} {outcome.failed:7} {outcome.skips.total():8}"
         print(f"{outcome.suite:10} {result:7} {counts} {outcome.seconds:8.0f}")
+    for outcome in outcomes:
+        for failure in outcome.failures:
+            print(f"failed in {outcome.suite}: {failure}")
     for outcome in outcomes:
         for reason, count in outcome.skips.most_common():
             print(f"skipped in {outcome.suite}: {count} × {reason}")

@@ -18,13 +18,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from harness.processes import MICRO_MODEL, Gateway, Process, Worker, is_alive, serve_arguments, wait_for
+from harness.processes import MICRO_MODEL, Gateway, Process, Worker, free_port, is_alive, serve_arguments, wait_for
 
 MODEL = "micro"
 MESSAGES: list[Any] = [{"role": "user", "content": "Count the waves."}]
-# The promise is two seconds with nothing in flight; the rest is for the test machine.
-IDLE_STOP_S = 2.0
-SLACK_S = 1.0
+# So long that nobody has waited for it where a stack is gone before the patience of a test ends.
+FOREVER_S = "3600"
 
 Start = Callable[..., Gateway]
 
@@ -233,16 +232,15 @@ def test_a_gateway_in_front_of_a_running_worker_needs_no_model_directory(start: 
 
 
 def test_a_worker_that_comes_back_is_used_again(start: Start) -> None:
-    with Worker(str(MICRO_MODEL), "--runner", "fake") as worker:
-        port = worker.listening_port()
-        gateway = start("--worker", worker.address)
+    port = str(free_port())
+    command = [sys.executable, "-m", "baleen_worker", str(MICRO_MODEL), "--runner", "fake", "--port", port]
+    with Process(command):
+        gateway = start("--worker", f"127.0.0.1:{port}")
         assert answer_of(gateway)
-        worker.close()
-        wait_for("the gateway notices", lambda: not gateway.is_ready())
-        again = [sys.executable, "-m", "baleen_worker", str(MICRO_MODEL), "--runner", "fake", "--port", str(port)]
-        with Process(again):
-            gateway.ready()
-            assert answer_of(gateway)
+    wait_for("the gateway notices", lambda: not gateway.is_ready())
+    with Process(command):
+        gateway.ready()
+        assert answer_of(gateway)
 
 
 def test_an_unsupervised_worker_drains_and_exits(start: Start) -> None:
@@ -271,16 +269,15 @@ SIGNALS = list(itertools.product([False, True], [signal.SIGTERM, signal.SIGINT])
         *[pytest.param("model", *how, marks=pytest.mark.slow) for how in SIGNALS if how != (True, signal.SIGINT)],
     ],
 )
-def test_an_idle_stack_is_gone_in_two_seconds(start: Start, runner: str, whole_group: bool, number: int) -> None:
-    gateway = start(*serve_arguments(runner))
+def test_an_idle_stack_has_nothing_to_wait_for(start: Start, runner: str, whole_group: bool, number: int) -> None:
+    """bench/startup.py measures how long it takes."""
+    gateway = start(*serve_arguments(runner, "--drain-timeout-s", FOREVER_S))
     assert answer_of(gateway)
     family = gateway.family()
     assert len(family) >= 3
-    started = time.monotonic()
     (gateway.signal_group if whole_group else gateway.signal)(number)
     assert gateway.wait() == 0
     wait_for("every process is gone", lambda: not any(is_alive(process) for process in family))
-    assert time.monotonic() - started < IDLE_STOP_S + SLACK_S
 
 
 @pytest.mark.parametrize("whole_group", [False, True])
@@ -340,9 +337,8 @@ def test_a_killed_worker_is_a_pause_until_it_is_started_again(start: Start, part
     wait_for("the old worker is gone, all of it", lambda: not any(is_alive(process) for process in old))
     wait_for("a new worker runs", gateway.is_ready)
     assert answer_of(gateway) == before
-    metrics = gateway.metrics()
-    assert metrics["baleen_worker_used_kv_pages"] == 0
-    assert metrics["baleen_active_requests"] == 0
+    for gauge in ("baleen_worker_used_kv_pages", "baleen_active_requests"):
+        wait_for(f"{gauge} is 0", lambda gauge=gauge: gateway.metrics()[gauge] == 0)
 
 
 def test_a_worker_that_somebody_else_ends_finishes_and_is_followed_by_another(start: Start) -> None:

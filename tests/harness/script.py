@@ -66,5 +66,5 @@ PLAY = [
     Line("Add 2 and 3, and 40 and 2.", "Adding." + TWO_CALLS + END),
     Line("42", "The sums are 5 and 42." + END),  # the result of the second call
     Line("Write a sum as JSON.", '{"sum": 42}' + END),
-    Line("Talk for long.", " and so on" * 400 + END),
+    Line("Talk for long.", " and so on" * 5000),  # until its limit, or until somebody leaves
 ]

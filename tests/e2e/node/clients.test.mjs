@@ -23,6 +23,7 @@ async function activeRequests() {
   return Number(/^baleen_active_requests(?:\{.*\})? (\S+)$/m.exec(text)[1]);
 }
 
+// An answer nobody leaves goes on for thrice as long as this waits.
 async function untilIdle() {
   for (let turn = 0; turn < 500; turn += 1) {
     if ((await activeRequests()) === 0) return;
@@ -76,7 +77,7 @@ describe("openai", () => {
   });
 
   test("abort", async () => {
-    const stream = await ask("Talk for long.", { stream: true, max_tokens: 1000 });
+    const stream = await ask("Talk for long.", { stream: true, max_tokens: 15_000 });
     for await (const _ of stream) break;
     stream.controller.abort();
     await untilIdle();
@@ -149,7 +150,7 @@ describe("ai", () => {
     const { textStream } = streamText({
       model,
       prompt: "Talk for long.",
-      maxOutputTokens: 1000,
+      maxOutputTokens: 15_000,
       maxRetries: 0,
       abortSignal: abort.signal,
     });
