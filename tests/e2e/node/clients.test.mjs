@@ -23,7 +23,7 @@ async function activeRequests() {
   return Number(/^baleen_active_requests(?:\{.*\})? (\S+)$/m.exec(text)[1]);
 }
 
-// An answer nobody leaves goes on for thrice as long as this waits.
+// An answer that nobody leaves goes on for longer than this waits.
 async function untilIdle() {
   for (let turn = 0; turn < 500; turn += 1) {
     if ((await activeRequests()) === 0) return;
