@@ -3,6 +3,7 @@
 pub mod banner;
 pub mod chat;
 pub mod commands;
+pub mod doctor;
 pub mod probe;
 pub mod records;
 pub mod reload;

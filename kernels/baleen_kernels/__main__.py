@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from baleen_kernels.doctor import report
@@ -19,7 +20,14 @@ def main(arguments: list[str] | None = None) -> int:
     doctor.add_argument("--kv-cache-dtype", choices=("auto", "bfloat16", "fp8_e4m3"), default="auto")
     doctor.add_argument("--no-check", action="store_true", help="only look; run nothing")
     options = parser.parse_args(arguments)
-    return report(device=options.device, kv_cache_dtype=options.kv_cache_dtype, check=not options.no_check)
+    try:
+        code = report(device=options.device, kv_cache_dtype=options.kv_cache_dtype, check=not options.no_check)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read it has read enough, as `head` does. What is still buffered goes nowhere when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use super::chat::ChatArgs;
+use super::doctor::DoctorArgs;
 use super::records::{ParseArgs, RenderArgs};
 use super::serve;
 use super::workers::WorkersArgs;
@@ -26,7 +27,8 @@ Examples:
   gateway --worker 10.0.0.1:30001 --worker 10.0.0.2:30001
   gateway --prefill http://10.0.0.1:30001 --decode http://10.0.0.2:30001
   gateway chat                                   talk to the server on this machine
-  gateway workers list                           the workers of the gateway on this machine";
+  gateway workers list                           the workers of the gateway on this machine
+  gateway doctor                                 what this machine can run, and what is missing";
 
 /// OpenAI-compatible server for DeepSeek-V3.2.
 #[derive(Debug, Parser)]
@@ -54,6 +56,8 @@ enum Word {
     /// See and change which workers a running gateway has
     #[command(arg_required_else_help = true)]
     Workers(WorkersArgs),
+    /// Say what this machine can run, what is missing, and how to add it
+    Doctor(DoctorArgs),
 }
 
 /// A command line that was understood.
@@ -64,6 +68,7 @@ pub enum Command {
     Render(RenderArgs),
     Parse(ParseArgs),
     Workers(WorkersArgs),
+    Doctor(DoctorArgs),
 }
 
 impl Command {
@@ -89,6 +94,7 @@ impl Command {
             Some(Word::Render(args)) => return Ok(Self::Render(args)),
             Some(Word::Parse(args)) => return Ok(Self::Parse(args)),
             Some(Word::Workers(args)) => return Ok(Self::Workers(args)),
+            Some(Word::Doctor(args)) => return Ok(Self::Doctor(args)),
         };
         let args = ServeArgs::new(words, worker_flags);
         let args = args.map_err(|message| Cli::command().error(ErrorKind::ArgumentConflict, message))?;
@@ -106,6 +112,7 @@ impl Command {
             Self::Render(args) => args.run().map(|()| ExitCode::SUCCESS),
             Self::Parse(args) => args.run().map(|()| ExitCode::SUCCESS),
             Self::Workers(args) => args.run().map(|()| ExitCode::SUCCESS),
+            Self::Doctor(args) => args.run(),
         }
     }
 }
@@ -156,6 +163,7 @@ mod tests {
         assert!(matches!(read("gateway render --tokenizer t.json f"), Ok(Command::Render(_))));
         assert!(matches!(read("gateway parse --chunk char"), Ok(Command::Parse(_))));
         assert!(matches!(read("gateway workers list --url http://a:1"), Ok(Command::Workers(_))));
+        assert!(matches!(read("gateway doctor --python py --device cpu --no-check"), Ok(Command::Doctor(_))));
     }
 
     #[test]

@@ -1,6 +1,8 @@
-//! Looks, before the worker is started, whether its interpreter has what it needs, so that what is missing is said in
-//! one sentence with the command that installs it.
+//! Looks, before an interpreter is given work, whether it has what it needs, so that what is missing is said in one
+//! sentence with the command that installs it.
 
+use std::ffi::OsString;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -25,15 +27,22 @@ const MODULES: [&str; 4] = ["baleen_worker", "msgspec", "zmq", "grpc"];
 /// # Errors
 /// One sentence that says what is missing and which command installs it.
 pub async fn check(worker: &LocalWorker) -> Result<(), String> {
-    let python = &worker.command.program;
+    check_interpreter(&worker.command.program, &worker.command.envs, worker.needs_torch).await
+}
+
+/// Checks an interpreter; `envs` is added to this process's environment.
+///
+/// # Errors
+/// As for `check`.
+pub async fn check_interpreter(python: &Path, envs: &[(OsString, OsString)], needs_torch: bool) -> Result<(), String> {
     let mut modules: Vec<&str> = MODULES.to_vec();
-    if worker.needs_torch {
+    if needs_torch {
         modules.extend(["torch", "baleen_kernels"]);
     }
     let run = Command::new(python)
         .args(["-c", SCRIPT])
         .args(modules)
-        .envs(worker.command.envs.iter().map(|(name, value)| (name, value)))
+        .envs(envs.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output();
@@ -48,10 +57,10 @@ pub async fn check(worker: &LocalWorker) -> Result<(), String> {
         let last = said.lines().last().unwrap_or("no message");
         return Err(format!("{python} does not work as a Python interpreter ({}): {last}", output.status));
     }
-    judge(&python.to_string(), &String::from_utf8_lossy(&output.stdout), in_checkout(&worker.command.envs))
+    judge(&python.to_string(), &String::from_utf8_lossy(&output.stdout), in_checkout(envs))
 }
 
-fn in_checkout(envs: &[(std::ffi::OsString, std::ffi::OsString)]) -> bool {
+fn in_checkout(envs: &[(OsString, OsString)]) -> bool {
     envs.iter().any(|(name, _)| name == "PYTHONPATH")
 }
 
