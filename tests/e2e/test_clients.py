@@ -13,6 +13,7 @@ from typing import Any
 import openai
 import pytest
 from harness.processes import Gateway, wait_for
+from harness.script import TALE
 
 # Third parties warn about themselves.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -46,8 +47,8 @@ class TestLiteLlm:
         assert answer.usage.completion_tokens > 0
 
     def test_stream(self, ask: Callable[..., Any]) -> None:
-        pieces = [chunk.choices[0].delta.content or "" for chunk in ask("Say hello.", stream=True)]
-        assert "".join(pieces) == "Hello there, friend."
+        pieces = [chunk.choices[0].delta.content or "" for chunk in ask("Tell a tale.", stream=True)]
+        assert "".join(pieces) == TALE
         assert len([piece for piece in pieces if piece]) > 1
 
     def test_reasoning(self, ask: Callable[..., Any]) -> None:
@@ -102,8 +103,8 @@ class TestLangChain:
         assert answer.usage_metadata["output_tokens"] > 0
 
     def test_stream(self, model: Any) -> None:
-        pieces = [chunk.content for chunk in model.stream("Say hello.")]
-        assert "".join(pieces) == "Hello there, friend."
+        pieces = [chunk.content for chunk in model.stream("Tell a tale.")]
+        assert "".join(pieces) == TALE
         assert len([piece for piece in pieces if piece]) > 1
 
     def test_tool_loop(self, model: Any) -> None:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from anthropic.types import Message
 from harness.processes import Gateway, serve_arguments, wait_for
-from harness.script import END, Line, call, calls, write_script
+from harness.script import END, TALE, Line, call, calls, write_script
 
 MODEL = "micro"
 TOOLS: Any = [
@@ -27,13 +27,15 @@ LINES = [
     Line("Weather?", "I need both.</think>Let me see." + TWO_CALLS + END),
     Line("sun in Rome", "Sun beats rain.</think>Go to Rome." + END),
     Line("Count.", "one two three four five six" + END),
+    Line("Tell a tale.", TALE + END),
 ]
 
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     script = write_script(tmp_path_factory.mktemp("script") / "script.jsonl", LINES)
-    with Gateway(*serve_arguments("fake", "--fake-script", str(script), "--api-key", "whale")) as gateway:
+    flags = ["--fake-step-ms", "2", "--fake-script", str(script), "--api-key", "whale"]
+    with Gateway(*serve_arguments("fake", *flags)) as gateway:
         yield gateway.ready()
 
 
@@ -104,9 +106,9 @@ def test_a_tool_loop_with_two_parallel_calls_keeps_its_thinking(client: anthropi
 
 
 def test_text_streams_in_pieces(client: anthropic.Anthropic) -> None:
-    with client.messages.stream(model=MODEL, max_tokens=64, messages=[user("Count.")]) as stream:  # pyright: ignore[reportArgumentType]
+    with client.messages.stream(model=MODEL, max_tokens=512, messages=[user("Tell a tale.")]) as stream:  # pyright: ignore[reportArgumentType]
         pieces = list(stream.text_stream)
-    assert "".join(pieces) == "one two three four five six"
+    assert "".join(pieces) == TALE
     assert len(pieces) > 2
 
 

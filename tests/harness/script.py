@@ -58,6 +58,8 @@ def calls(*invokes: str) -> str:
     return f"\n\n<｜DSML｜function_calls>\n{''.join(invokes)}</｜DSML｜function_calls>"
 
 
+# Long enough that it cannot come in one piece: tokens that wait for a busy gateway leave it together, and few may.
+TALE = "Once" + " upon a time" * 100
 # One small model for every client: it greets, thinks, adds by two parallel calls, writes JSON, and talks.
 TWO_CALLS = calls(call("add", {"a": 2, "b": 3}), call("add", {"a": 40, "b": 2}))
 PLAY = [
@@ -66,5 +68,6 @@ PLAY = [
     Line("Add 2 and 3, and 40 and 2.", "Adding." + TWO_CALLS + END),
     Line("42", "The sums are 5 and 42." + END),  # the result of the second call
     Line("Write a sum as JSON.", '{"sum": 42}' + END),
+    Line("Tell a tale.", TALE + END),
     Line("Talk for long.", " and so on" * 5000),  # until its limit, or until somebody leaves
 ]

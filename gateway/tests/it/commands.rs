@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-const NAMES: [&str; 5] = ["serve", "chat", "render", "parse", "workers"];
+const NAMES: [&str; 6] = ["serve", "chat", "render", "parse", "workers", "doctor"];
 
 fn gateway(words: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_gateway")).args(words).env_remove("BALEEN_API_KEY").output().unwrap()
