@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 import schemathesis
-from harness.processes import ROOT, Gateway, serve_arguments, wait_for
+from harness.processes import ROOT, Gateway, serve_arguments
 from jsonschema import Draft202012Validator
 
 CONFIG = ROOT / "tests" / "api" / "schemathesis.toml"
@@ -132,7 +132,7 @@ def test_some_requests_made_from_the_description(terse_gateway: Gateway, tmp_pat
     assert statuses["200"] > 0
     assert statuses["400"] > 0
     assert statuses["500"] == 0
-    wait_for("every page is free", lambda: terse_gateway.metrics()["baleen_worker_used_kv_pages"] == 0)
+    terse_gateway.wait_until_idle()
 
 
 @pytest.mark.slow
@@ -158,4 +158,4 @@ def test_twenty_thousand_requests_made_from_the_description(
     assert not reports, "\n".join(reports)
     assert statuses.total() >= 20_000
     assert statuses["500"] == 0
-    wait_for("every page is free", lambda: terse_gateway.metrics()["baleen_worker_used_kv_pages"] == 0)
+    terse_gateway.wait_until_idle()

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from harness.processes import Gateway, wait_for
+from harness.processes import Gateway
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -183,4 +183,4 @@ def test_bad_input_leaves_nothing_behind(fake_stack: Gateway) -> None:
     for _, path, body, _, _ in CASES[:-1]:
         post(fake_stack, path, body)
     assert post(fake_stack, CHAT, chat(max_tokens=1)).status_code == 200
-    wait_for("every page is free", lambda: fake_stack.metrics()["baleen_worker_used_kv_pages"] == 0)
+    fake_stack.wait_until_idle()

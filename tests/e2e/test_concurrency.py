@@ -10,20 +10,9 @@ import pytest
 from harness.processes import Gateway, serve_arguments, wait_for
 
 MODEL = "micro"
-IN_USE = ("baleen_active_requests", "baleen_worker_running_requests", "baleen_worker_waiting_requests")
 # At 20 ms a step this outlasts every wait here: whoever keeps computing is found out.
 LONG = 15_000
 PAGES_IN_USE = "baleen_worker_used_kv_pages"
-
-
-def in_use(gateway: Gateway) -> dict[str, float]:
-    """What requests hold at this moment: permits, places in the engine, pages."""
-    metrics = gateway.metrics()
-    return {name: metrics[name] for name in (*IN_USE, PAGES_IN_USE)}
-
-
-def wait_until_idle(gateway: Gateway) -> None:
-    wait_for("everything is given back", lambda: not any(in_use(gateway).values()))
 
 
 async def stream_text(client: openai.AsyncOpenAI, prompt: str, max_tokens: int) -> str:
@@ -51,13 +40,13 @@ def test_sixty_four_streams_at_once_equal_each_alone(stack: Gateway) -> None:
     assert together[::8] == alone
     # A model may answer two prompts alike; streams that are mixed up or merged would repeat far more.
     assert len(set(together)) > 32
-    wait_until_idle(stack)
+    stack.wait_until_idle()
 
 
 @pytest.mark.parametrize("path", ["completions", "chat"])
 @pytest.mark.parametrize("choices", [1, 3])
 def test_a_client_that_leaves_mid_stream_frees_everything(slow_stack: Gateway, path: str, choices: int) -> None:
-    wait_until_idle(slow_stack)
+    slow_stack.wait_until_idle()
     options: dict[str, Any] = {"model": MODEL, "max_tokens": LONG, "n": choices, "stream": True}
     extra = {"ignore_eos": True}
     with slow_stack.client() as client:
@@ -72,16 +61,16 @@ def test_a_client_that_leaves_mid_stream_frees_everything(slow_stack: Gateway, p
         held = wait_for("the engine reports the load", lambda: _held(slow_stack, choices))
         assert held[PAGES_IN_USE] >= choices
         stream.close()
-    wait_until_idle(slow_stack)
+    slow_stack.wait_until_idle()
 
 
 def _held(gateway: Gateway, choices: int) -> dict[str, float]:
-    now = in_use(gateway)
+    now = gateway.in_use()
     return now if now["baleen_worker_running_requests"] == choices else {}
 
 
 def test_a_client_that_leaves_before_its_answer_frees_everything(slow_stack: Gateway) -> None:
-    wait_until_idle(slow_stack)
+    slow_stack.wait_until_idle()
 
     async def leave() -> None:
         async with slow_stack.async_client() as client:
@@ -92,7 +81,7 @@ def test_a_client_that_leaves_before_its_answer_frees_everything(slow_stack: Gat
                 await asyncio.wait_for(request, 1.0)
 
     asyncio.run(leave())
-    wait_until_idle(slow_stack)
+    slow_stack.wait_until_idle()
 
 
 def test_more_work_than_pages_waits_its_turn(slow_stack: Gateway) -> None:
@@ -115,7 +104,7 @@ def test_more_work_than_pages_waits_its_turn(slow_stack: Gateway) -> None:
     texts = asyncio.run(run())
     assert len(texts) == 12
     assert len(set(texts)) == 1
-    wait_until_idle(slow_stack)
+    slow_stack.wait_until_idle()
 
 
 def test_a_request_that_breaks_in_the_engine_leaves_its_neighbours_alone(start: Any) -> None:
@@ -133,4 +122,4 @@ def test_a_request_that_breaks_in_the_engine_leaves_its_neighbours_alone(start: 
 
     alone, beside = asyncio.run(run())
     assert beside == alone
-    wait_until_idle(gateway)
+    gateway.wait_until_idle()

@@ -337,8 +337,7 @@ def test_a_killed_worker_is_a_pause_until_it_is_started_again(start: Start, part
     wait_for("the old worker is gone, all of it", lambda: not any(is_alive(process) for process in old))
     wait_for("a new worker runs", gateway.is_ready)
     assert answer_of(gateway) == before
-    for gauge in ("baleen_worker_used_kv_pages", "baleen_active_requests"):
-        wait_for(f"{gauge} is 0", lambda gauge=gauge: gateway.metrics()[gauge] == 0)
+    gateway.wait_until_idle()
 
 
 def test_a_worker_that_somebody_else_ends_finishes_and_is_followed_by_another(start: Start) -> None:

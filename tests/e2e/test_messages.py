@@ -9,7 +9,7 @@ import anthropic
 import httpx
 import pytest
 from anthropic.types import Message
-from harness.processes import Gateway, serve_arguments, wait_for
+from harness.processes import Gateway, serve_arguments
 from harness.script import END, TALE, Line, call, calls, write_script
 
 MODEL = "micro"
@@ -130,8 +130,7 @@ def test_a_client_that_leaves_frees_its_pages(slow_stack: Gateway) -> None:
             for _ in stream.text_stream:
                 break
             assert slow_stack.metrics()["baleen_active_requests"] == 1
-    wait_for("the request has ended", lambda: slow_stack.metrics()["baleen_active_requests"] == 0)
-    wait_for("its pages are free", lambda: slow_stack.metrics()["baleen_worker_used_kv_pages"] == 0)
+    slow_stack.wait_until_idle()
 
 
 def test_refusals_reach_the_client_as_its_own_errors(gateway: Gateway, client: anthropic.Anthropic) -> None:

@@ -8,11 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-from harness.processes import Gateway, wait_for
+from harness.processes import Gateway
 
 # The first constraint of a worker waits until two processes have imported what compiles it.
 TIMEOUT_S = 250
-GAUGES = ("baleen_worker_running_requests", "baleen_worker_waiting_requests", "baleen_worker_used_kv_pages")
 
 # (name, fields, field at fault, words of the reason)
 CASES: list[tuple[str, dict[str, Any], str, str]] = [
@@ -33,11 +32,6 @@ def ask(gateway: Gateway, **fields: Any) -> httpx.Response:
     return httpx.post(f"{gateway.url}/v1/completions", json=body, timeout=TIMEOUT_S)
 
 
-def at_rest(gateway: Gateway) -> bool:
-    metrics = gateway.metrics()
-    return all(metrics[gauge] == 0 for gauge in GAUGES)
-
-
 @pytest.mark.parametrize(("fields", "field", "words"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_it_is_refused_with_the_reason_and_nothing_is_queued(
     model_stack: Gateway, fields: dict[str, Any], field: str, words: str
@@ -48,7 +42,7 @@ def test_it_is_refused_with_the_reason_and_nothing_is_queued(
     assert error["type"] == "invalid_request_error"
     assert field in (error["param"] or "") or field in error["message"], error
     assert words in error["message"], error
-    wait_for("nothing is left behind", lambda: at_rest(model_stack))
+    model_stack.wait_until_idle()
 
 
 def test_a_grammar_that_leads_nowhere_ends_its_answer(model_stack: Gateway) -> None:
@@ -56,7 +50,7 @@ def test_a_grammar_that_leads_nowhere_ends_its_answer(model_stack: Gateway) -> N
     choice = ask(model_stack, ebnf='root ::= "a" never\nnever ::= "b" never', max_tokens=8).json()["choices"][0]
     assert choice["finish_reason"] == "length"
     assert choice["text"] == "a" + "b" * (len(choice["text"]) - 1)
-    wait_for("nothing is left behind", lambda: at_rest(model_stack))
+    model_stack.wait_until_idle()
 
 
 def test_a_plugin_that_raises_ends_only_its_request(model_stack: Gateway) -> None:
@@ -69,4 +63,4 @@ def test_a_plugin_that_raises_ends_only_its_request(model_stack: Gateway) -> Non
         assert response.status_code == 500, response.text
         assert "breaks" in json.dumps(response.json()["error"])
     assert [future.result().json()["choices"] for future in neighbours] == [alone] * 4
-    wait_for("nothing is left behind", lambda: at_rest(model_stack))
+    model_stack.wait_until_idle()

@@ -36,6 +36,14 @@ STOP_TIMEOUT_S = 30.0
 # Pages for every test, and few enough that a leak is felt.
 CAPACITY = ["--max-total-tokens", "65536"]
 
+# What requests hold while they last.
+HELD_BY_REQUESTS = (
+    "baleen_active_requests",
+    "baleen_worker_running_requests",
+    "baleen_worker_waiting_requests",
+    "baleen_worker_used_kv_pages",
+)
+
 # For servers that must come back where they were.
 FIXED_PORTS = range(15_000, 32_000)
 
@@ -200,6 +208,15 @@ class Gateway(Process):
             for sample in family.samples:
                 samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
         return samples
+
+    def in_use(self) -> dict[str, float]:
+        """What requests hold at this moment, by gauge: permits, places in the engine, pages."""
+        metrics = self.metrics()
+        return {gauge: metrics[gauge] for gauge in HELD_BY_REQUESTS}
+
+    def wait_until_idle(self) -> None:
+        """Waits until requests hold nothing."""
+        wait_for("everything is given back", lambda: not any(self.in_use().values()))
 
     def worker_head(self) -> psutil.Process:
         """The supervised worker's first process."""
