@@ -29,6 +29,16 @@ async fn decode() -> FakeWorker {
     worker
 }
 
+/// A decode worker that no pages come to: one that answered would be heard before its peer's failure, now and then.
+fn unserved(_: &wire::Submit) -> Vec<Act> {
+    vec![Act::Hang]
+}
+
+/// The same, until the request goes elsewhere.
+fn unserved_at_first(submit: &wire::Submit) -> Vec<Act> {
+    if submit.attempt == 0 { unserved(submit) } else { say("Yes.") }
+}
+
 fn assert_answered(reply: &Reply) {
     assert_eq!(reply.status, StatusCode::OK, "{:?}", reply.body);
     assert_eq!(reply.json()["choices"][0]["message"]["content"], "Yes.");
@@ -90,6 +100,7 @@ async fn what_a_worker_that_shuts_down_turns_away_waits_for_the_pair_that_is_tri
     let (old, new, decode) = (prefill(turned_away).await, prefill(|_| hand_over()).await, decode().await);
     let gateway = Gateway::start_whole(pairs(&[&old, &new], &[&decode])).await;
     gateway.until("both pairs are open", |app| app.pool.closed_pairs().is_empty()).await;
+    decode.set_script(unserved_at_first);
     decode.hold_probes(true);
     cut(&gateway, &new).await;
     gateway.until("the new one is back", |app| app.pool.ready().len() == 3).await;
@@ -112,12 +123,8 @@ async fn a_request_whose_stream_broke_outlasts_the_trial_of_its_pair() {
         _ => hand_over(),
     };
     let prefill = prefill(breaking).await;
-    let decode = FakeWorker::start_as(Role::Decode, |submit| match submit.attempt {
-        0 => vec![Act::Hang],
-        _ => say("Yes."),
-    })
-    .await;
-    decode.set_probe(|_| String::new());
+    let decode = decode().await;
+    decode.set_script(unserved_at_first);
     let gateway = Gateway::start_whole(pairs(&[&prefill], &[&decode])).await;
     gateway.until("the pair is open", |app| app.pool.is_serving()).await;
     decode.hold_probes(true);
@@ -140,10 +147,12 @@ async fn a_worker_that_is_set_aside_serves_where_the_others_have_no_open_pair() 
         .set_probe(move |request| if request.peer_boot_epoch == epoch { "unreachable".into() } else { String::new() });
     let gateway = Gateway::start_whole(pairs(&[&failing, &cut_off], &[&decode])).await;
     gateway.until("a page has come", |app| app.pool.is_serving()).await;
+    decode.set_script(unserved);
     for _ in 0..5 {
         assert_eq!(gateway.post(CHAT, &ask()).await.status, StatusCode::INTERNAL_SERVER_ERROR);
     }
     failing.set_script(|_| hand_over());
+    decode.set_script(|_| say("Yes."));
     assert_answered(&gateway.post(CHAT, &ask()).await);
     assert_eq!(cut_off.num_submits(), 0);
 }
