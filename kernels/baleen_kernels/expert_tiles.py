@@ -4,12 +4,12 @@ A pick is one token's choice of one expert, numbered t * k + j. Where experts ha
 their weights, and copies of tokens to boxes and back are launches for nothing: rows are read where they lie, and what
 an expert returns lies where its pick is numbered.
 
-Legend: T tokens, k picks of each, P = T * k, E experts, B tiles of R picks, H hidden width, I width of an expert.
+Legend: T tokens, k picks of each, P = T * k, E experts, B tiles of 16 picks, H hidden width, I width of an expert.
 
 moe_tiles: the picks of each expert in tiles, experts and picks ascending. How many tiles that takes is known on the
   device alone, so there are as many as there might be. expert_ids [T, k] int64, no id twice in a row ->
-  tile_expert [B] int32, -1 in tiles without one, tile_picks [B, R] int32, -1 in rows without one; R = `tile_rows`,
-  B = `most_tiles`. Rows of tiles without an expert mean nothing.
+  tile_expert [B] int32, -1 in tiles without one, tile_picks [B, 16] int32, -1 in rows without one; B = `most_tiles`.
+  Rows of tiles without an expert mean nothing.
 tile_hidden: gate and up, activation and rounding. values [T, H] float8_e4m3fn, scales [T, H / 128] float32, weight
   [E, 2 I, H], gate first, and its scales as in `fp8_gemm`, tiles as above -> hidden [P, I] float8_e4m3fn, scales
   [P, I / 128] float32. Products, rounded to `dtype`, then as in `swiglu_quant`.
@@ -32,29 +32,12 @@ from baleen_kernels.registry import Op
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-TILE_ROWS = 16  # of the smallest tile
+TILE_ROWS = 16
 
 
-def tile_rows(num_tokens: int, topk: int, num_experts: int) -> int:
-    """R: rows of a tile, enough that an expert seldom has two tiles where tokens pick evenly.
-
-    Each tile reads its expert's weights. Of n picks on average, an expert has n + 3 * sqrt(n) or more in few steps.
-    """
-    average = num_tokens * topk / num_experts
-    if num_tokens <= TILE_ROWS or average <= 8:
-        return TILE_ROWS
-    return 32 if average <= 20 else 64
-
-
-def most_tiles(num_tokens: int, topk: int, num_experts: int) -> int:
-    """B: tiles that the picks can take at most."""
-    num_picks, rows = num_tokens * topk, tile_rows(num_tokens, topk, num_experts)
-    return (num_picks + (rows - 1) * min(num_picks, num_experts)) // rows
-
-
-def sizes_of(expert_ids: Tensor, num_experts: int) -> tuple[int, int, int]:
-    """Arguments of `tile_rows` and `most_tiles`."""
-    return expert_ids.shape[0], expert_ids.shape[1], num_experts
+def most_tiles(num_picks: int, num_experts: int) -> int:
+    """B: tiles that `num_picks` picks of `num_experts` experts can take at most."""
+    return (num_picks + (TILE_ROWS - 1) * min(num_picks, num_experts)) // TILE_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +59,6 @@ CASES = (
     Case("spread", 20, 64, 8),
     Case("crowded", 40, 8, 4, spread=5),
     Case("whole_tiles", 32, 4, 2, spread=2),
-    Case("tiles_of_32", 50, 8, 2),
-    Case("tiles_of_64", 90, 4, 2),
-    Case("tiles_of_16", 40, 16, 3),
     Case("released", 3, 2, 1, width=7168, hidden=2048),
     Case("float32", 6, 16, 2, hidden=128, dtype=torch.float32),
 )
@@ -96,17 +76,16 @@ def make_tile_inputs(case: Case) -> dict[str, Any]:
 
 def tiles_reference(expert_ids: Tensor, *, num_experts: int) -> tuple[Tensor, Tensor]:
     """The contract, expert by expert."""
-    size = tile_rows(*sizes_of(expert_ids, num_experts))
     owners: list[int] = []
     rows: list[list[int]] = []
     for expert in range(num_experts):
         picks = (expert_ids.flatten() == expert).nonzero()[:, 0].tolist()
-        for start in range(0, len(picks), size):
-            tile = picks[start : start + size]
+        for start in range(0, len(picks), TILE_ROWS):
+            tile = picks[start : start + TILE_ROWS]
             owners.append(expert)
-            rows.append(tile + [-1] * (size - len(tile)))
-    missing = most_tiles(*sizes_of(expert_ids, num_experts)) - len(owners)
-    owners, rows = owners + [-1] * missing, rows + [[-1] * size] * missing
+            rows.append(tile + [-1] * (TILE_ROWS - len(tile)))
+    missing = most_tiles(expert_ids.numel(), num_experts) - len(owners)
+    owners, rows = owners + [-1] * missing, rows + [[-1] * TILE_ROWS] * missing
     return torch.tensor(owners, dtype=torch.int32), torch.tensor(rows, dtype=torch.int32)
 
 
@@ -122,19 +101,19 @@ TILES_OP = Op("moe_tiles", tiles_reference, CASES, make_tile_inputs, atol=0, rto
 
 @TILES_OP.backend("torch")
 def _tiles_torch(expert_ids: Tensor, *, num_experts: int) -> tuple[Tensor, Tensor]:
-    flat, device, size = expert_ids.flatten(), expert_ids.device, tile_rows(*sizes_of(expert_ids, num_experts))
+    flat, device = expert_ids.flatten(), expert_ids.device
     counts = torch.zeros(num_experts, dtype=torch.int64, device=device).scatter_add_(0, flat, torch.ones_like(flat))
-    num_tiles = (counts + size - 1) // size
+    num_tiles = (counts + TILE_ROWS - 1) // TILE_ROWS
     order = flat.sort(stable=True).indices
     experts = flat[order]
     rank = torch.arange(flat.numel(), device=device) - (counts.cumsum(0) - counts)[experts]
-    place = (num_tiles.cumsum(0) - num_tiles)[experts] * size + rank
-    most = most_tiles(*sizes_of(expert_ids, num_experts))
+    place = (num_tiles.cumsum(0) - num_tiles)[experts] * TILE_ROWS + rank
+    most = most_tiles(flat.numel(), num_experts)
     owners = torch.full((most,), -1, dtype=torch.int32, device=device)
-    rows = torch.full((most * size,), -1, dtype=torch.int32, device=device)
-    owners[place // size] = experts.int()
+    rows = torch.full((most * TILE_ROWS,), -1, dtype=torch.int32, device=device)
+    owners[place // TILE_ROWS] = experts.int()
     rows[place] = order.int()
-    return owners, rows.view(most, size)
+    return owners, rows.view(most, TILE_ROWS)
 
 
 def _rejects_odd_counts(num_experts: int, **_: Any) -> str | None:
@@ -145,8 +124,7 @@ def _rejects_odd_counts(num_experts: int, **_: Any) -> str | None:
 def _tiles_triton(expert_ids: Tensor, *, num_experts: int) -> tuple[Tensor, Tensor]:
     from baleen_kernels.own import expert_tiles as own
 
-    sizes = sizes_of(expert_ids, num_experts)
-    return own.tiles(expert_ids, num_experts=num_experts, num_tiles=most_tiles(*sizes), rows=tile_rows(*sizes))
+    return own.tiles(expert_ids, num_experts=num_experts, num_tiles=most_tiles(expert_ids.numel(), num_experts))
 
 
 def moe_tiles(expert_ids: Tensor, *, num_experts: int, backend: str = "torch") -> tuple[Tensor, Tensor]:

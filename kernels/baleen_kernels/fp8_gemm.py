@@ -16,8 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baleen_kernels import deep_gemm_library, fp8_quant
+from baleen_kernels import fp8_quant
+from baleen_kernels.machine import HOPPER, Needs
 from baleen_kernels.registry import Op
+
+DEEP_GEMM = Needs(archs=HOPPER, arch_note="a Hopper GPU", packages=("deep_gemm",), tools=("nvcc",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +89,15 @@ def _rejects_deep_gemm(values: Tensor, weight: Tensor, dtype: torch.dtype, **_: 
     return None if values.is_contiguous() else "activations must be contiguous"
 
 
-@OP.backend("deep_gemm", needs=deep_gemm_library.NEEDS, rejects=_rejects_deep_gemm)
+@OP.backend("deep_gemm", needs=DEEP_GEMM, rejects=_rejects_deep_gemm)
 def _deep_gemm(
     values: Tensor, scales: Tensor, weight: Tensor, weight_scale: Tensor, *, dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
+    import deep_gemm  # pyright: ignore[reportMissingImports]
+
     out = torch.empty(values.shape[0], weight.shape[0], dtype=dtype, device=values.device)
     if values.shape[0]:
-        deep_gemm_library.load().fp8_gemm_nt((values, scales), (weight, weight_scale), out)
+        deep_gemm.fp8_gemm_nt((values, scales), (weight, weight_scale), out)
     return out
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from baleen_kernels import deep_gemm_library, fp8_gemm, fp8_quant
+from baleen_kernels import fp8_gemm, fp8_quant
 from baleen_kernels.registry import Op
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _rejects_deep_gemm(dtype: torch.dtype = torch.bfloat16, **_: Any) -> str | N
     return None if dtype == torch.bfloat16 else f"it writes bfloat16, not {dtype}"
 
 
-@OP.backend("deep_gemm", needs=deep_gemm_library.NEEDS, rejects=_rejects_deep_gemm)
+@OP.backend("deep_gemm", needs=fp8_gemm.DEEP_GEMM, rejects=_rejects_deep_gemm)
 def _deep_gemm(
     values: Tensor,
     scales: Tensor,
@@ -128,9 +128,10 @@ def _deep_gemm(
     expected_rows: int,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
+    import deep_gemm  # pyright: ignore[reportMissingImports]
+
     out = torch.empty(*values.shape[:2], weight.shape[1], dtype=dtype, device=values.device)
-    library = deep_gemm_library.load()
-    library.fp8_m_grouped_gemm_nt_masked((values, scales), (weight, weight_scale), out, counts, expected_rows)
+    deep_gemm.fp8_m_grouped_gemm_nt_masked((values, scales), (weight, weight_scale), out, counts, expected_rows)
     return out
 
 
@@ -234,7 +235,7 @@ def _contiguous_torch(
     return out
 
 
-@CONTIGUOUS_OP.backend("deep_gemm", needs=deep_gemm_library.NEEDS, rejects=_rejects_deep_gemm)
+@CONTIGUOUS_OP.backend("deep_gemm", needs=fp8_gemm.DEEP_GEMM, rejects=_rejects_deep_gemm)
 def _contiguous_deep_gemm(
     values: Tensor,
     scales: Tensor,
@@ -244,10 +245,11 @@ def _contiguous_deep_gemm(
     *,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
+    import deep_gemm  # pyright: ignore[reportMissingImports]
+
     out = torch.empty(values.shape[0], weight.shape[1], dtype=dtype, device=values.device)
     if values.shape[0]:
-        library = deep_gemm_library.load()
-        library.m_grouped_fp8_gemm_nt_contiguous((values, scales), (weight, weight_scale), out, expert_of_row)
+        deep_gemm.m_grouped_fp8_gemm_nt_contiguous((values, scales), (weight, weight_scale), out, expert_of_row)
     return out
 
 

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from baleen_kernels import deep_gemm_library, fp8_quant, index_key_pack, index_logits
+from baleen_kernels import fp8_quant, index_key_pack, index_logits
+from baleen_kernels.fp8_gemm import DEEP_GEMM
 from baleen_kernels.registry import Op
 
 if TYPE_CHECKING:
@@ -97,12 +98,13 @@ def _torch(
     return index_logits.index_logits(fp8_quant.e4m3_to_float(q_values)[None], k[None], weights[None])[0]
 
 
-@OP.backend("deep_gemm", needs=deep_gemm_library.NEEDS)
+@OP.backend("deep_gemm", needs=DEEP_GEMM)
 def _deep_gemm(
     q_values: Tensor, weights: Tensor, k_values: Tensor, k_scales: Tensor, starts: Tensor, ends: Tensor
 ) -> Tensor:
-    library = deep_gemm_library.load()
-    return library.fp8_mqa_logits(q_values, (k_values, k_scales), weights, starts, ends, clean_logits=False)
+    import deep_gemm  # pyright: ignore[reportMissingImports]
+
+    return deep_gemm.fp8_mqa_logits(q_values, (k_values, k_scales), weights, starts, ends, clean_logits=False)
 
 
 def ragged_scores(
@@ -181,7 +183,7 @@ def _paged_torch(
     return index_logits.index_logits(fp8_quant.e4m3_to_float(q_values)[:, None], k, weights[:, None])[:, 0]
 
 
-@PAGED_OP.backend("deep_gemm", needs=deep_gemm_library.NEEDS)
+@PAGED_OP.backend("deep_gemm", needs=DEEP_GEMM)
 def _paged_deep_gemm(
     q_values: Tensor,
     weights: Tensor,
@@ -192,20 +194,23 @@ def _paged_deep_gemm(
     *,
     max_length: int,
 ) -> Tensor:
+    import deep_gemm  # pyright: ignore[reportMissingImports]
+
     lengths = lengths[:, None]
     if schedule is None:
         schedule = paged_schedule(lengths[:, 0])
     cache = pages.view(pages.shape[0], index_key_pack.PAGE_SIZE, 1, -1)
     # One query a request: [B, 1, J, D] and lengths [B, 1].
-    return deep_gemm_library.load().fp8_paged_mqa_logits(
+    return deep_gemm.fp8_paged_mqa_logits(
         q_values[:, None], cache, weights, lengths, page_tables, schedule, max_length, clean_logits=False
     )
 
 
 def paged_schedule(lengths: Tensor) -> Tensor:
     """How the deep_gemm backend spreads the work; made once a step, for all layers."""
-    library = deep_gemm_library.load()
-    return library.get_paged_mqa_logits_metadata(lengths[:, None], index_key_pack.PAGE_SIZE, library.get_num_sms())
+    import deep_gemm  # pyright: ignore[reportMissingImports]
+
+    return deep_gemm.get_paged_mqa_logits_metadata(lengths[:, None], index_key_pack.PAGE_SIZE, deep_gemm.get_num_sms())
 
 
 def paged_scores(

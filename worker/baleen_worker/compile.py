@@ -222,11 +222,8 @@ class _Shapes:
     def fused_ops(self) -> list[Job]:
         """The small kernels, for few tokens and for many."""
         found: list[Job] = [("choice of tokens", self._choice)]
-        counts = {1, 16, *self._sizes[-1:], min(self._piece, 4096)}
-        for tokens in sorted(counts):
+        for tokens in sorted({1, 16, *self._sizes[-1:], min(self._piece, 4096)}):
             found.append((f"around attention, {tokens} tokens", lambda t=tokens: self._around_attention(t)))
-        # What is made of picks depends on how many there are: their tiles' height, what is launched early.
-        for tokens in sorted(counts | {tokens for tokens in (32, 64, 128, MOST_TILED) if tokens <= self._piece}):
             found.append((f"around experts, {tokens} tokens", lambda t=tokens: self._around_experts(t)))
         return found
 

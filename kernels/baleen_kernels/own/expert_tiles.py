@@ -1,7 +1,7 @@
 """Triton: feed-forward of experts that have a few tokens each, bound by reading their weights.
 
-A program takes one tile, up to 16, 32 or 64 picks of one expert, and some output channels: weights are the tall operand
-of the tensor cores and tokens the narrow one, so that little is computed for rows that are not there, and rows are
+A tile is up to 16 picks of one expert. A program takes one tile and some output channels: weights are the tall operand
+of the tensor cores and tokens the narrow one, so that nothing is computed for rows that are not there, and rows are
 read where they lie. Weights arrive by the bulk copy engine where there is one.
 """
 
@@ -18,25 +18,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from baleen_kernels.own import dependent_launch
 from baleen_kernels.own.fp8 import GROUP, INTERPRETED, narrow, scale_of, to_e4m3
 
-# Tokens up to which the tiles leave much of a device free, so that the experts are placed while tiles are made.
-_MOST_RELEASING = 64
+ROWS = tl.constexpr(16)
 
 
 @triton.jit
-def _tiles(
-    expert_ids,
-    tile_expert,
-    tile_picks,
-    num_picks,
-    num_tiles,
-    EXPERTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+def _tiles(expert_ids, tile_expert, tile_picks, num_picks, num_tiles, EXPERTS: tl.constexpr, BLOCK: tl.constexpr):
     """One program an expert; all of them count all picks, to know how many tiles lie before theirs."""
-    dependent_launch.release(EARLY)
-    dependent_launch.wait(EARLY)
     expert = tl.program_id(0)
     block = tl.arange(0, BLOCK)
     members = tl.arange(0, EXPERTS)
@@ -66,11 +53,11 @@ def _tiles(
             tl.store(tile_expert + start + members, -1, mask=(start + members >= used) & (start + members < num_tiles))
 
 
-def tiles(expert_ids: Tensor, *, num_experts: int, num_tiles: int, rows: int) -> tuple[Tensor, Tensor]:
+def tiles(expert_ids: Tensor, *, num_experts: int, num_tiles: int) -> tuple[Tensor, Tensor]:
     """Contract and shapes as in `baleen_kernels.expert_tiles`."""
     num_picks, device = expert_ids.numel(), expert_ids.device
     tile_expert = torch.empty(num_tiles, dtype=torch.int32, device=device)
-    tile_picks = torch.empty(num_tiles, rows, dtype=torch.int32, device=device)
+    tile_picks = torch.empty(num_tiles, ROWS.value, dtype=torch.int32, device=device)
     if num_picks:
         _tiles[(num_experts,)](
             expert_ids.contiguous(),
@@ -79,10 +66,8 @@ def tiles(expert_ids: Tensor, *, num_experts: int, num_tiles: int, rows: int) ->
             num_picks,
             num_tiles,
             EXPERTS=num_experts,
-            ROWS=rows,
             BLOCK=min(1024, max(32, triton.next_power_of_2(num_picks))),
             num_warps=4,
-            **dependent_launch.options(expert_ids, when=expert_ids.shape[0] <= _MOST_RELEASING),
         )
     return tile_expert, tile_picks
 
@@ -125,12 +110,9 @@ def _hidden(
     DTYPE: tl.constexpr,
     BULK: tl.constexpr,
     STAGES: tl.constexpr,
-    ROWS: tl.constexpr,
-    RELEASE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     dependent_launch.wait(EARLY)
-    dependent_launch.release(EARLY and RELEASE)
     parts: tl.constexpr = HIDDEN // GROUP
     blocks: tl.constexpr = WIDTH // GROUP
     tile = tl.program_id(0) // parts
@@ -179,7 +161,6 @@ def _out(
     BLOCK: tl.constexpr,
     BULK: tl.constexpr,
     STAGES: tl.constexpr,
-    ROWS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     dependent_launch.wait(EARLY)
@@ -209,15 +190,10 @@ def _out(
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """experts [B], picks [B, R] int32, as `tiles` makes them."""
+    """experts [B], picks [B, 16] int32, as `tiles` makes them."""
 
     experts: Tensor
     picks: Tensor
-
-    @property
-    def rows(self) -> int:
-        """R."""
-        return self.picks.shape[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,10 +225,6 @@ OUT_SHAPE = Shape(256, 4, 6, bulk=True)
 FEW_HIDDEN_SHAPE = Shape(128, 4, 3, bulk=True)
 FEW_OUT_SHAPE = Shape(256, 8, 3, bulk=True)
 _FEW_PROGRAMS = 264
-# Of tiles of more than 32 rows, whose sums fill more registers and whose rows more shared memory.
-TALL_HIDDEN_SHAPE = Shape(128, 8, 5, bulk=True)
-TALL_OUT_SHAPE = Shape(256, 8, 5, bulk=True)
-_TALL_ROWS = 64
 
 
 def hidden(
@@ -272,8 +244,7 @@ def hidden(
     out = torch.empty(num_picks, hidden_width, dtype=values.dtype, device=values.device)
     out_scales = torch.empty(num_picks, hidden_width // 128, dtype=torch.float32, device=values.device)
     programs = tiles.experts.shape[0] * (hidden_width // 128)
-    few = programs <= _FEW_PROGRAMS
-    shape = TALL_HIDDEN_SHAPE if tiles.rows >= _TALL_ROWS else FEW_HIDDEN_SHAPE if few else HIDDEN_SHAPE
+    shape = FEW_HIDDEN_SHAPE if programs <= _FEW_PROGRAMS else HIDDEN_SHAPE
     _hidden[(programs,)](
         values,
         scales,
@@ -292,8 +263,6 @@ def hidden(
         DTYPE=tl.bfloat16 if dtype == torch.bfloat16 else tl.float32,
         BULK=shape.bulk,
         STAGES=shape.stages,
-        ROWS=tiles.rows,
-        RELEASE=shape is FEW_HIDDEN_SHAPE,  # else programs of the next kernel take room from its own
         num_warps=shape.warps,
         **dependent_launch.options(values),
     )
@@ -306,8 +275,7 @@ def out(values: Tensor, scales: Tensor, weights: Weights, tiles: Tiles, *, dtype
     out_width = weights.values.shape[1]
     channels = OUT_SHAPE.channels if out_width % OUT_SHAPE.channels == 0 else 128
     programs = tiles.experts.shape[0] * (out_width // channels)
-    few = programs <= _FEW_PROGRAMS
-    shape = TALL_OUT_SHAPE if tiles.rows >= _TALL_ROWS else FEW_OUT_SHAPE if few else OUT_SHAPE
+    shape = FEW_OUT_SHAPE if programs <= _FEW_PROGRAMS else OUT_SHAPE
     assert values.is_contiguous()
     assert scales.is_contiguous()
     result = torch.empty(num_picks, out_width, dtype=dtype, device=values.device)
@@ -324,7 +292,6 @@ def out(values: Tensor, scales: Tensor, weights: Weights, tiles: Tiles, *, dtype
         BLOCK=channels,
         BULK=shape.bulk,
         STAGES=shape.stages,
-        ROWS=tiles.rows,
         num_warps=shape.warps,
         **dependent_launch.options(values),
     )

@@ -7,11 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baleen_kernels.own import dependent_launch
-
-# Tokens up to which the programs, of one warp each, leave much of a device free.
-_MOST_RELEASING = 64
-
 
 @triton.jit
 def _route(
@@ -27,10 +22,7 @@ def _route(
     TOPK: tl.constexpr,
     TOPK_PADDED: tl.constexpr,
     NORMALIZE: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
-    dependent_launch.release(EARLY)
-    dependent_launch.wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, GROUPS)
     member = tl.arange(0, SIZE)
@@ -91,6 +83,5 @@ def route(
             TOPK_PADDED=triton.next_power_of_2(topk),
             NORMALIZE=normalize,
             num_warps=1,
-            **dependent_launch.options(logits, when=num_tokens <= _MOST_RELEASING),
         )
     return expert_ids, weights

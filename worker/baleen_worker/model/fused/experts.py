@@ -17,7 +17,6 @@ import torch
 from baleen_kernels import moe_choose
 from baleen_kernels.moe_permute import segment_rows
 
-from baleen_worker.model.fused.ops import take_rows
 from baleen_worker.model.fused.weights import MlpWeights
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class UniformRouting:
     def logits(self, layer: int, step: FusedStep) -> Tensor:
         """[T, E] float32."""
         if step.routing is None:
-            step.routing = take_rows(self._table, step.kv_slots % self._ROWS)
+            step.routing = self._table.index_select(0, step.kv_slots % self._ROWS)
         return step.routing[:, layer * self._num_experts : (layer + 1) * self._num_experts]
 
 

@@ -15,7 +15,6 @@ from baleen_kernels.fp8_quant import GROUP
 from baleen_worker.model.fused.attention import FusedAttention
 from baleen_worker.model.fused.beside import Beside
 from baleen_worker.model.fused.experts import FusedMlp, FusedMoe, Returned, UniformRouting
-from baleen_worker.model.fused.ops import take_rows
 from baleen_worker.model.fused.step import plan_step
 from baleen_worker.model.fused.weights import MoeWeights, fuse_layer
 from baleen_worker.model.rope import rotary_table
@@ -166,7 +165,7 @@ class FusedModel:
 
     def run(self, input_ids: Tensor, step: FusedStep, pools: PagedPools) -> Tensor:
         """The same for a step that is planned, tokens in its order."""
-        residual = take_rows(self._embedding, input_ids)
+        residual = self._embedding.index_select(0, input_ids)
         delta: Delta = None
         for layer in self.layers:
             delta = layer(residual, delta, step, pools)
