@@ -5,6 +5,10 @@ constraint is compiled twice: first in a child of this server, which dies at the
 the rank, where it then takes as long again. The limit is one of processor time, so that a sound constraint is not
 refused because the machine is busy. (The result itself is not sent: writing it down takes longer than making
 it anew.) Started by `TrialServer` alone, as `-m baleen_worker.grammar.trial`.
+
+The server's standard input is a socket on which it is given one end of a connection for each trial. When it reads the
+end there, the rank is gone. None of them has a name in the file system, so nothing is left behind by a rank that is
+killed.
 """
 
 from __future__ import annotations
@@ -14,13 +18,11 @@ import ctypes
 import logging
 import os
 import resource
-import selectors
-import shutil
+import select
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,55 +70,53 @@ class TrialServer:
     def __init__(self, model_dir: Path, vocab_size: int, num_threads: int) -> None:
         """Returns at once; the first trial waits until the server is ready."""
         self._arguments = (str(model_dir), str(vocab_size), str(num_threads))
-        self._folder = Path(tempfile.mkdtemp(prefix="baleen-trial-"))  # mode 0700
         self._lock = threading.Lock()
-        self._num_started = 0
-        self._process, self._path = self._start()
+        self._process, self._control = self._start()
 
-    def _start(self) -> tuple[subprocess.Popen[bytes], str]:
-        self._num_started += 1
-        path = str(self._folder / f"socket-{self._num_started}")
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(path)
-            listener.listen(64)
+    def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        ours, theirs = socket.socketpair()
+        ours.settimeout(_READY_S)
+        with theirs:
             process = subprocess.Popen(
-                [sys.executable, *_PROGRAM, str(listener.fileno()), str(os.getpid()), *self._arguments],
-                pass_fds=(listener.fileno(),),
-                stdin=subprocess.PIPE,
+                [sys.executable, *_PROGRAM, str(os.getpid()), *self._arguments],
+                stdin=theirs.fileno(),
                 stdout=sys.stderr.fileno(),
             )
-        return process, path
+        return process, ours
 
-    def _running(self) -> tuple[subprocess.Popen[bytes], str]:
+    def _connect(self) -> tuple[socket.socket, socket.socket]:
+        """-> a connection to a child of the server, which is started anew if it has ended; the server's control."""
         with self._lock:
-            if self._process.poll() is not None:
-                logger.warning("the server of trials has ended with %d; another is started", self._process.returncode)
-                self._forget()
-                self._process, self._path = self._start()
-            return self._process, self._path
-
-    def _forget(self) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        Path(self._path).unlink(missing_ok=True)
+            if _has_ended(self._control):
+                code = self._process.wait()
+                logger.warning("the server of trials has ended with %d; another is started", code)
+                self._control.close()
+                self._process, self._control = self._start()
+            ours, theirs = socket.socketpair()
+            with theirs:
+                try:
+                    socket.send_fds(self._control, [b"\0"], [theirs.fileno()])
+                except OSError as error:
+                    ours.close()
+                    raise TrialLostError("the server of trials has died before this one") from error
+            return ours, self._control
 
     def judge(self, constraint: Constraint, limit_s: float) -> Verdict | None:
         """Whether a constraint compiles within the limit; None when it does not, or takes the compiler down.
 
         Raises TrialLostError when not the compiler's own process, but the server has died meanwhile.
         """
-        process, path = self._running()
+        connection, control = self._connect()
         answer = b""
-        with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(TimeoutError, ConnectionError):
+        with connection, contextlib.suppress(TimeoutError, ConnectionError):
             # A child always ends: this is for a server that starts or hangs.
             connection.settimeout(_READY_S + _MOST_WAITING * limit_s)
-            connection.connect(path)
             connection.sendall(msgspec.msgpack.encode(Trial(constraint, limit_s)))
             connection.shutdown(socket.SHUT_WR)
             answer = _read_all(connection)
         if answer:
             return msgspec.msgpack.decode(answer, type=Verdict)
-        if process.poll() is not None:
+        if _has_ended(control):
             raise TrialLostError("the server of trials died during a trial")
         return None
 
@@ -125,31 +125,37 @@ class TrialServer:
         with self._lock:
             self._process.kill()
             self._process.wait()
-            self._forget()
-        shutil.rmtree(self._folder, ignore_errors=True)
+            self._control.close()
+
+
+def _has_ended(control: socket.socket) -> bool:
+    """Whether the server is gone: its end of the socket is closed then, and while it lives it writes nothing."""
+    if control.fileno() < 0:
+        return True
+    watch = select.poll()
+    watch.register(control, select.POLLIN)
+    return bool(watch.poll(0))
 
 
 def main(arguments: list[str]) -> None:
     """Forks a child for each connection, until the rank is gone."""
-    listener = socket.socket(fileno=int(arguments[0]))
+    control = socket.socket(fileno=sys.stdin.fileno())
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(arguments[1]):
+        if os.getppid() != int(arguments[0]):
             return
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
     from baleen_worker.grammar.backend import Backend  # seconds
 
-    backend = Backend(Path(arguments[2]), int(arguments[3]), int(arguments[4]))
-    with selectors.DefaultSelector() as ready:
-        ready.register(listener, selectors.EVENT_READ)
-        ready.register(sys.stdin, selectors.EVENT_READ)
-        while True:
-            if any(key.fileobj is sys.stdin for key, _ in ready.select()):
-                return  # nothing is ever written there: the pipe is closed
-            connection, _ = listener.accept()
+    backend = Backend(Path(arguments[1]), int(arguments[2]), int(arguments[3]))
+    while True:
+        _, [*ends], _, _ = socket.recv_fds(control, 1, 1)
+        if not ends:
+            return
+        with socket.socket(fileno=ends[0]) as connection:
             if os.fork() == 0:
+                control.close()  # else trials given to this server would not end with it
                 _serve(connection, backend)
-            connection.close()
 
 
 def _serve(connection: socket.socket, backend: Backend) -> None:

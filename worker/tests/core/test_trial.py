@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import resource
+import signal
 import sys
+import tempfile
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 import stubborn_compiler
 from baleen_worker.grammar import trial
@@ -57,3 +63,41 @@ def test_a_compiler_that_crashes_takes_nothing_along(compiler: TriedCompiler) ->
     with pytest.raises(RefusedError, match="it is refused"):
         compiler.compile(source("refuse"))
     assert compiler.compile(source("sleep 0"))
+
+
+def test_a_server_that_is_killed_is_replaced_and_what_it_had_is_lost_not_refused(compiler: TriedCompiler) -> None:
+    assert compiler.compile(source("sleep 0"))
+    server = compiler._server
+    process = server._process
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(server.judge, source("sleep 60"), TRIAL_S)
+        child = wait_for_child(psutil.Process(process.pid))
+        process.send_signal(signal.SIGSTOP)  # it takes no further trial
+        threading.Timer(0.3, process.kill).start()
+        with pytest.raises(trial.TrialLostError):
+            compiler.compile(source("sleep 0"))
+        # Not only when the trial that runs has ended.
+        assert child.status() != psutil.STATUS_ZOMBIE
+        child.kill()
+        with pytest.raises(trial.TrialLostError):
+            running.result()
+    assert compiler.compile(source("sleep 0"))
+    assert server._process is not process
+
+
+def wait_for_child(process: psutil.Process) -> psutil.Process:
+    """Of a process that has none yet."""
+    while not (children := process.children()):
+        time.sleep(0.01)
+    return children[0]
+
+
+def test_the_server_ends_with_its_owner_and_leaves_no_file(
+    compiler: TriedCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    other = TriedCompiler(Path("unused"), 8, limit_s=LIMIT_S, num_threads=1)
+    assert other.compile(source("sleep 0"))
+    assert list(tmp_path.iterdir()) == []
+    other._server._control.close()  # as the kernel does for an owner that is killed
+    assert other._server._process.wait(10) == 0
