@@ -16,7 +16,8 @@ SEEDS ?= 20
 SIMULATIONS ?= 100000
 JOBS ?= 1
 
-export CARGO_TARGET_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/baleen/target
+# In the checkout: of two checkouts that share one, cargo takes what was built from either for both.
+export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export BALEEN_CARGO_PROFILE ?= ci
 CARGO_FLAGS := --locked --profile $(BALEEN_CARGO_PROFILE)
 

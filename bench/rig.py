@@ -194,8 +194,7 @@ def build_mock() -> None:
 
 def target_folder() -> Path:
     """Where `make` has cargo build."""
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(os.environ.get("CARGO_TARGET_DIR") or f"{cache}/baleen/target")
+    return Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
 
 
 def allow_many_files() -> None:

@@ -16,6 +16,10 @@ fn recorded_courses_are_those_of_the_model() {
     if std::env::var_os("BALEEN_RECORD_COURSES").is_some() {
         assert!(fs::write(&path, &made).is_ok(), "courses.jsonl cannot be written");
     }
-    let recorded = fs::read_to_string(&path).unwrap_or_default();
-    assert!(recorded == made, "courses.jsonl is not what the model gives: record it anew");
+    let recorded = fs::read_to_string(&path);
+    assert!(recorded.is_ok(), "{} cannot be read: {recorded:?}", path.display());
+    assert!(
+        recorded.is_ok_and(|recorded| recorded == made),
+        "courses.jsonl is not what the model gives: record it anew"
+    );
 }
