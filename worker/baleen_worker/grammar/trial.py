@@ -98,7 +98,7 @@ class TrialServer:
                     socket.send_fds(self._control, [b"\0"], [theirs.fileno()])
                 except OSError as error:
                     ours.close()
-                    raise TrialLostError("the server of trials has died before this one") from error
+                    raise TrialLostError("the server of trials has died, or takes no more of them") from error
             return ours, self._control
 
     def judge(self, constraint: Constraint, limit_s: float) -> Verdict | None:
@@ -130,7 +130,7 @@ class TrialServer:
 
 def _has_ended(control: socket.socket) -> bool:
     """Whether the server is gone: its end of the socket is closed then, and while it lives it writes nothing."""
-    if control.fileno() < 0:
+    if control.fileno() < 0:  # somebody else has found it so already
         return True
     watch = select.poll()
     watch.register(control, select.POLLIN)

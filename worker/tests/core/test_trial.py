@@ -25,10 +25,15 @@ TRIAL_S = 0.3  # as much again is for the repetition, and something for the way 
 SLACK_S = 0.1
 
 
-@pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[TriedCompiler]:
+@pytest.fixture(autouse=True)
+def stubborn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every compiler here is one of `stubborn_compiler`."""
     monkeypatch.setattr(trial, "_PROGRAM", (stubborn_compiler.__file__,))
     monkeypatch.setitem(sys.modules, "baleen_worker.grammar.backend", stubborn_compiler)
+
+
+@pytest.fixture
+def compiler() -> Iterator[TriedCompiler]:
     compiler = TriedCompiler(Path("unused"), 8, limit_s=LIMIT_S, num_threads=1)
     yield compiler
     compiler.close()
@@ -92,12 +97,10 @@ def wait_for_child(process: psutil.Process) -> psutil.Process:
     return children[0]
 
 
-def test_the_server_ends_with_its_owner_and_leaves_no_file(
-    compiler: TriedCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_server_ends_with_its_owner_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    other = TriedCompiler(Path("unused"), 8, limit_s=LIMIT_S, num_threads=1)
-    assert other.compile(source("sleep 0"))
+    compiler = TriedCompiler(Path("unused"), 8, limit_s=LIMIT_S, num_threads=1)
+    assert compiler.compile(source("sleep 0"))
     assert list(tmp_path.iterdir()) == []
-    other._server._control.close()  # as the kernel does for an owner that is killed
-    assert other._server._process.wait(10) == 0
+    compiler._server._control.close()  # as the kernel does for an owner that is killed
+    assert compiler._server._process.wait(10) == 0
